@@ -1,0 +1,58 @@
+# The one entry point. `make demo` and `make test` do all the set-up that a fresh machine needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PROTO_TOOLS := $(VENV)/proto-tools
+JOBS ?= 2
+
+.PHONY: help demo test check lint types layers proto bench clean
+
+help:
+	@echo "make demo    an agent session over real files, served from the prefix store"
+	@echo "make test    everything that must hold (needs no GPU, under 10 minutes on two cores)"
+	@echo "make check   format, lint, types, import layers: seconds"
+	@echo "make proto   generate kvstore/v1 again from proto/"
+	@echo "make clean   remove the environment and caches"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvstore needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Say which with: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+# The workers extra is all that `kvstore` and its commands need; tests bring their own tools on top.
+$(VENV)/.workers: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install -q -c constraints.txt -e '.[workers]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.workers
+	$(PIP) install -q -c constraints.txt -e '.[test]'
+	@touch $@
+
+# The oldest protoc supported. It lives apart, since it wants an older protobuf than the one that tests run with.
+$(VENV)/.proto-tools: $(BIN)/python
+	$(PIP) install -q --no-deps --upgrade --target $(PROTO_TOOLS) grpcio-tools==1.78.0
+	@touch $@
+
+demo: $(VENV)/.workers
+	$(BIN)/kvstore demo $(ARGS)
+
+test: $(VENV)/.test $(VENV)/.proto-tools
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+check: lint types layers
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+layers: $(VENV)/.test
+	$(BIN)/lint-imports
+
+proto: $(VENV)/.proto-tools
+	$(BIN)/python ops/dev.py proto
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

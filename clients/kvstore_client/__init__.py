@@ -1,0 +1,40 @@
+"""Client of the cache service: grpcio and protobuf are all that it needs."""
+
+from kvstore_client.client import CacheClient, Lookup
+from kvstore_client.handoff import HandoffTake
+from kvstore_client.lease import Lease
+from kvstore_client.reservation import Reservation
+from kvstore_client.values import (
+    Alternative,
+    Cleared,
+    Committed,
+    Costs,
+    Deadlines,
+    DroppedStates,
+    FetchedItem,
+    OpenedNamespace,
+    Plan,
+    ReserveItem,
+    ReserveOutcome,
+    SaveStates,
+)
+
+__all__ = [
+    "Alternative",
+    "CacheClient",
+    "Cleared",
+    "Committed",
+    "Costs",
+    "Deadlines",
+    "DroppedStates",
+    "FetchedItem",
+    "HandoffTake",
+    "Lease",
+    "Lookup",
+    "OpenedNamespace",
+    "Plan",
+    "Reservation",
+    "ReserveItem",
+    "ReserveOutcome",
+    "SaveStates",
+]

@@ -1,0 +1,288 @@
+"""The client of one cache service on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from kvstore.clock import Clock, SystemClock
+from kvstore.errors import GeometryMismatch, InvalidArgument, UnknownSession
+from kvstore.prefix.identity import NamespaceIdentity
+from kvstore.types import BytesLike, Lineage
+from kvstore.v1 import cache_pb2 as pb
+from kvstore_client.checks import crc32
+from kvstore_client.handoff import HandoffTake, handoff_frames, read_handoff
+from kvstore_client.lease import Lease, lease_of
+from kvstore_client.link import Connection, Link
+from kvstore_client.messages import count, from_namespace, from_plan, joined_keys, to_costs, to_reserve_item
+from kvstore_client.reservation import Reservation
+from kvstore_client.values import (
+    Cleared,
+    Costs,
+    Deadlines,
+    DroppedStates,
+    FetchedItem,
+    OpenedNamespace,
+    Plan,
+    ReserveItem,
+)
+
+OWNER_MAX = 128
+HANDOFF_TAKES_MAX = (1 << 32) - 1
+DRAIN_SECONDS_MAX = 86_400.0
+_TIERS = {"both": pb.STATE_TIER_UNSPECIFIED, "pool": pb.STATE_TIER_POOL, "ssd": pb.STATE_TIER_SSD}
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """`lease` is None where it was not asked for or there is nothing to protect. `blocks_held`: blocks held without a
+    gap from the start, whether or not the plan uses them."""
+
+    plan: Plan
+    lease: Lease | None
+    blocks_held: int
+
+
+class CacheClient:
+    """Talks to the service whose sockets, kvstore.sock and session.sock, lie in `directory`. `owner` is a name for logs.
+
+    Nothing is opened before the first call. Any number of threads may call. Every call ends by its deadline, with an
+    answer or one of kvstore.errors: Unavailable when the service cannot be reached or goes away, which then lets
+    further calls fail at once for a short while (see Deadlines), and otherwise what the service refused. The same
+    object works again when the service is back. Leases, reservations and takes belong to the service process that
+    gave them: after its end they are refused as UnknownLease and UnknownReservation, and releasing them does nothing.
+
+    An object does not survive a fork: in the child its calls raise InvalidArgument; make a new one there.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        owner: str,
+        deadlines: Deadlines | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not (0 < len(owner) <= OWNER_MAX and owner.isascii() and owner.isprintable()):
+            raise InvalidArgument(
+                "not an owner",
+                field="owner",
+                value=owner,
+                allowed=f"1 to {OWNER_MAX} printable ASCII characters",
+            )
+        self._link = Link(
+            Path(directory).absolute(),
+            owner=owner,
+            deadlines=deadlines or Deadlines(),
+            clock=clock or SystemClock(),
+        )
+        self._directory = directory
+        self._owner = owner
+
+    def __repr__(self) -> str:
+        return f"CacheClient({str(self._directory)!r}, owner={self._owner!r}, boot={self.boot})"
+
+    @property
+    def boot(self) -> str | None:
+        """The boot id of the service that this client is connected to, new at each of its starts; None if to none."""
+        return self._link.boot
+
+    def close(self) -> None:
+        """End the session: leases, reservations and unconfirmed takes go back, calls under way end as Unavailable."""
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- reading --------------------------------------------------------------------------------------------
+
+    def open_namespace(self, identity: NamespaceIdentity, *, name: str, policy: str = "") -> OpenedNamespace:
+        """Make the namespace known, or confirm that it is known with this identity; GeometryMismatch if not with this.
+        `policy` counts only where the namespace is new."""
+        request = pb.OpenNamespaceRequest(
+            name=name,
+            profile=pb.Profile(name=identity.profile.name, geometry=identity.profile.geometry()),
+            weights_revision=identity.weights_revision,
+            numerics=identity.numerics,
+            adapter=identity.adapter,
+            tenant_salt=identity.tenant_salt,
+            policy=policy,
+        )
+        reply = self._link.repeatable(
+            lambda connection: self._link.call(
+                connection, "OpenNamespace", request, timeout=self._link.deadlines.control
+            )
+        )
+        opened = from_namespace(reply)
+        if opened.digest != identity.digest():
+            # Keys are chained from our digest: with another one, nothing would ever be found, and nobody would say why.
+            raise GeometryMismatch(
+                "the service digests this identity differently; use a client and a service of one version",
+                field="digest",
+                value=opened.digest,
+                allowed=identity.digest().hex(),
+            )
+        return opened
+
+    def lookup(
+        self,
+        namespace: bytes,
+        keys: Sequence[bytes],
+        *,
+        prompt_tokens: int,
+        costs: Costs | None = None,
+        lease: bool = True,
+    ) -> Lookup:
+        """How to resume a prompt of `prompt_tokens` tokens whose whole blocks have `keys`. One call whatever the length.
+        With `lease`, what the plan reads is protected; without, the answer promises nothing."""
+        request = pb.LookupRequest(
+            namespace=namespace,
+            keys=joined_keys(keys),
+            prompt_tokens=count("prompt_tokens", prompt_tokens),
+            costs=to_costs(costs),
+            lease=lease,
+        )
+
+        def attempt(connection: Connection) -> Lookup:
+            reply = self._link.call(connection, "Lookup", request, timeout=self._link.deadlines.lookup)
+            plan = from_plan(reply.plan)
+            return Lookup(plan, lease_of(self._link, connection, reply, plan), reply.blocks_held)
+
+        return self._link.repeatable(attempt)
+
+    def fetch(
+        self, lease: Lease, *, first_block: int, block_count: int, state: bool, verify: bool = True
+    ) -> Iterator[FetchedItem]:
+        """The blocks [first_block, first_block + block_count) in order, then the plan's state if asked for; each is
+        yielded when it is complete and verified. Closing the iterator cancels the call.
+
+        An item that turned out gone or damaged in the store has payload None, and those after it still come. Raises
+        DamagedBytes when what arrives is not what was sent, UnknownLease when the lease has ended, also half-way.
+        `verify=False` gives up the check of the payloads here; the service has checked them when it read them.
+        """
+        return lease.fetch(first_block=first_block, block_count=block_count, state=state, verify=verify)
+
+    # ---- writing --------------------------------------------------------------------------------------------
+
+    def reserve(self, namespace: bytes, items: Sequence[ReserveItem]) -> Reservation:
+        """Claim items to write, parents before their children. Use the answer as a context manager."""
+        request = pb.ReserveRequest(
+            namespace=namespace, items=[to_reserve_item(i, item) for i, item in enumerate(items)]
+        )
+        connection = self._link.connection()
+        reply = self._link.call(connection, "Reserve", request, timeout=self._link.deadlines.control)
+        return Reservation(self._link, connection, items, reply)
+
+    # ---- handoffs -------------------------------------------------------------------------------------------
+
+    def put_handoff(
+        self,
+        namespace: bytes,
+        *,
+        position: int,
+        payload: BytesLike,
+        takes: int = 1,
+        seconds: float = 0,
+        note: bytes = b"",
+        lineage: Lineage = Lineage.EXACT,
+    ) -> bytes:
+        """Leave a state for another worker; the ticket under which it takes it. `seconds` 0: the service's default."""
+        header = pb.HandoffHeader(
+            namespace=namespace,
+            position=count("position", position),
+            length=len(memoryview(payload).cast("B")),
+            crc32=crc32(payload),
+            takes=count("takes", takes, most=HANDOFF_TAKES_MAX),
+            seconds=seconds,
+            note=note,
+            lineage=f"LINEAGE_{lineage.name}",
+        )
+        connection = self._link.connection()
+        reply = self._link.call(
+            connection, "PutHandoff", handoff_frames(header, payload), timeout=self._link.deadlines.handoff
+        )
+        ticket: bytes = reply.ticket
+        return ticket
+
+    def take_handoff(self, namespace: bytes, ticket: bytes) -> HandoffTake:
+        """UnknownTicket when it is not here (any more), LimitExceeded when all its takes are out."""
+        connection = self._link.connection()
+        frames = self._link.stream(
+            connection,
+            "TakeHandoff",
+            pb.TakeHandoffRequest(namespace=namespace, ticket=ticket),
+            timeout=self._link.deadlines.handoff,
+        )
+        header, payload = read_handoff(frames)
+        return HandoffTake(
+            payload=payload,
+            position=header.position,
+            note=header.note,
+            lineage=Lineage(header.lineage),
+            take_id=header.take_id,
+            _link=self._link,
+            _connection=connection,
+        )
+
+    # ---- administration -------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        """The service's figures by name."""
+        request = pb.StatsRequest()
+
+        def attempt(connection: Connection) -> dict[str, float]:
+            reply = self._link.call(connection, "Stats", request, timeout=self._link.deadlines.admin)
+            if reply.boot != connection.session.boot:
+                self._link.drop(connection)
+                raise UnknownSession("the service has started again", field="boot", value=reply.boot)
+            return dict(reply.values)
+
+        return self._link.repeatable(attempt)
+
+    def clear(self, namespace: bytes = b"") -> Cleared:
+        """Forget everything of one namespace, or of all."""
+        reply = self._admin("Clear", pb.ClearRequest(namespace=namespace))
+        return Cleared(reply.blocks, reply.states)
+
+    def drain(self, seconds: float) -> int:
+        """Let the service refuse new work and wait up to `seconds` for what is under way; how much is then still open."""
+        if not 0 <= seconds <= DRAIN_SECONDS_MAX:
+            raise InvalidArgument(
+                "not a time to drain", field="seconds", value=seconds, allowed=f"0 to {DRAIN_SECONDS_MAX:g}"
+            )
+        reply = self._admin("Drain", pb.DrainRequest(seconds=seconds), extra_seconds=seconds)
+        return int(reply.left_open)
+
+    def set_policy(self, namespace: bytes, policy: str) -> OpenedNamespace:
+        """`zero`, `endpoints` or `periodic:N`."""
+        return from_namespace(
+            self._admin("SetPolicy", pb.SetPolicyRequest(namespace=namespace, policy=policy))
+        )
+
+    def drop_states(
+        self, namespace: bytes = b"", tier: Literal["both", "pool", "ssd"] = "both"
+    ) -> DroppedStates:
+        """Drop window states that nobody leases, of one namespace or of all."""
+        if tier not in _TIERS:
+            raise InvalidArgument("no such tier", field="tier", value=tier, allowed=", ".join(_TIERS))
+        reply = self._admin("DropStates", pb.DropStatesRequest(namespace=namespace, tier=_TIERS[tier]))
+        return DroppedStates(reply.dropped, reply.kept)
+
+    def namespaces(self) -> list[OpenedNamespace]:
+        reply = self._admin("ListNamespaces", pb.ListNamespacesRequest())
+        return [from_namespace(namespace) for namespace in reply.namespaces]
+
+    # ---- inside ---------------------------------------------------------------------------------------------
+
+    def _admin(self, name: str, request: Any, *, extra_seconds: float = 0.0) -> Any:
+        return self._link.call(
+            self._link.connection(), name, request, timeout=self._link.deadlines.admin + extra_seconds
+        )

@@ -1,0 +1,168 @@
+"""The writer's side: items that are claimed, written, and then made visible together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from kvstore.errors import (
+    Draining,
+    InvalidArgument,
+    KvstoreError,
+    Unavailable,
+    UnknownReservation,
+    UnknownSession,
+)
+from kvstore.types import BytesLike
+from kvstore.v1 import cache_pb2 as pb
+from kvstore_client.checks import make_checks
+from kvstore_client.framing import cut_frames
+from kvstore_client.link import Connection, Link
+from kvstore_client.values import Committed, ReserveItem, ReserveOutcome
+
+
+class Reservation:
+    """One answer per reserved item, in their order; what was GRANTED may be written. Use it from one thread at a time.
+
+    Invisible until commit. Leaving the context without a commit gives everything back; so do the session's end and the
+    deadline `seconds` after the call.
+    """
+
+    def __init__(
+        self, link: Link, connection: Connection, items: Sequence[ReserveItem], reply: pb.ReserveReply
+    ) -> None:
+        self.id: int = reply.reservation_id
+        self.seconds: float = reply.reservation_seconds
+        self.outcomes = _outcomes(reply, len(items))
+        self.owner_age_seconds: tuple[float, ...] = tuple(reply.owner_age_seconds)
+        self.granted = tuple(
+            i for i, outcome in enumerate(self.outcomes) if outcome is ReserveOutcome.GRANTED
+        )
+        self._lengths = {index: items[index].length for index in self.granted}
+        self._link = link
+        self._connection = connection
+        self._ended = self.id == 0
+
+    def __repr__(self) -> str:
+        return f"Reservation(id={self.id}, granted={len(self.granted)} of {len(self.outcomes)}, ended={self._ended})"
+
+    def write(self, payloads: Mapping[int, BytesLike]) -> None:
+        """Send the bytes of granted items, by their place in the reserve call. May be called again for others."""
+        for index, payload in payloads.items():
+            self._check_payload(index, payload)
+        if not payloads:
+            return
+        self._check_open()
+        mib = sum(len(memoryview(payload).cast("B")) for payload in payloads.values()) / (1 << 20)
+        deadlines = self._link.deadlines
+        self._link.call(
+            self._connection,
+            "Write",
+            _write_frames(self.id, payloads),
+            timeout=deadlines.write + mib * deadlines.write_per_mib,
+        )
+
+    def commit(self) -> Committed:
+        """Make what was written durable with its ancestors, and then visible; what was not written is given back.
+
+        With nothing granted there is nothing to do. After Unavailable nobody knows whether the items are stored: they
+        may be found later, whole and right, or not at all.
+        """
+        if self.id == 0:
+            return Committed(0, 0)
+        self._check_open()
+        reply = self._link.call(
+            self._connection,
+            "Commit",
+            pb.CommitRequest(reservation_id=self.id),
+            timeout=self._link.deadlines.commit,
+        )
+        self._ended = True
+        return Committed(reply.items, reply.bytes)
+
+    def abort(self) -> bool:
+        """Whether the reservation was still open. Aborting again, or after the service has gone, does nothing."""
+        if self._ended:
+            return False
+        self._ended = True
+        if not self._connection.usable():
+            return False
+        try:
+            reply = self._link.call(
+                self._connection,
+                "Abort",
+                pb.AbortRequest(reservation_id=self.id),
+                timeout=self._link.deadlines.release,
+            )
+        except (Unavailable, UnknownSession, UnknownReservation, Draining):
+            return False
+        return bool(reply.was_open)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def _check_payload(self, index: int, payload: BytesLike) -> None:
+        if index not in self._lengths:
+            raise InvalidArgument(
+                "the item was not granted", field="item", value=index, allowed=f"one of {list(self.granted)}"
+            )
+        length = len(memoryview(payload).cast("B"))
+        if length != self._lengths[index]:
+            raise InvalidArgument(
+                "the payload is not as long as was reserved",
+                field=f"payloads[{index}]",
+                value=length,
+                allowed=f"{self._lengths[index]} bytes",
+            )
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise UnknownReservation(
+                "the reservation has ended", field="reservation_id", value=self.id, allowed="a new one"
+            )
+        if not self._connection.usable():
+            raise UnknownReservation(
+                "the reservation ended with its session; the service has ended it or started again",
+                field="reservation_id",
+                value=self.id,
+                allowed="a new one",
+            )
+
+
+def _outcomes(reply: pb.ReserveReply, asked: int) -> tuple[ReserveOutcome, ...]:
+    known = {int(outcome) for outcome in ReserveOutcome}
+    if len(reply.outcomes) != asked or not known.issuperset(reply.outcomes):
+        raise KvstoreError(
+            "the service's answer to Reserve is not understood",
+            field="outcomes",
+            value=list(reply.outcomes),
+            allowed=f"{asked} outcomes, one per item",
+        )
+    return tuple(ReserveOutcome(outcome) for outcome in reply.outcomes)
+
+
+def _write_frames(reservation_id: int, payloads: Mapping[int, BytesLike]) -> Iterator[pb.WriteFrame]:
+    items = (
+        (_write_item(index, payload), payload)
+        for index, payload in sorted(payloads.items(), key=lambda pair: pair[0])
+    )
+    for headers, data in cut_frames(items):
+        yield pb.WriteFrame(reservation_id=reservation_id, items=headers, data=data)
+        reservation_id = 0
+
+
+def _write_item(index: int, payload: BytesLike) -> pb.WriteItem:
+    checks = make_checks(payload)
+    return pb.WriteItem(
+        item=index,
+        length=len(memoryview(payload).cast("B")),
+        crc32=checks.crc32,
+        xxh3_64=checks.xxh3_64,
+        has_xxh3=checks.has_xxh3,
+    )

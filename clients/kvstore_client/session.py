@@ -1,0 +1,149 @@
+"""The client's end of the session socket: it gives the session's number, and its end is the end of the session."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import weakref
+from pathlib import Path
+from typing import TypeGuard
+
+from kvstore.clock import Clock
+from kvstore.errors import ALL_ERRORS, KvstoreError, Unavailable
+
+PROTOCOL = 1
+HELLO_BYTES_MAX = 4096
+NUMBER_DIGITS = 32
+
+
+class Session:
+    """An open session connection. `number` goes into each call's metadata; `boot` is new at each service start."""
+
+    def __init__(self, connection: socket.socket, *, number: str, boot: str) -> None:
+        # Without a timeout of its own: a socket with one waits for it in every recv, whatever the flags say.
+        connection.setblocking(False)
+        self._connection = connection
+        self.number = number
+        self.boot = boot
+        _open_sessions.add(self)
+
+    def alive(self) -> bool:
+        """False once the service has ended the session or is gone. Waits for nothing; any thread may ask."""
+        try:
+            # The service says nothing after its hello: whatever can be read here is the end, or not ours.
+            self._connection.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False
+        return False
+
+    def close(self) -> None:
+        """End the session: the service gives back all that it holds. Closing twice does nothing."""
+        _open_sessions.discard(self)
+        self._connection.close()
+
+
+_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    # A copy of the descriptor in a forked child would keep the session open after its owner's death.
+    for session in list(_open_sessions):
+        session.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def open_session(path: Path, *, timeout: float, clock: Clock) -> Session:
+    """Connect and read the hello line within `timeout` seconds; Unavailable if there is none, or the service's own
+    refusal as its class of kvstore.errors."""
+    connection = _connect(path, timeout)
+    try:
+        hello = _read_hello(connection, path, deadline=clock.monotonic() + timeout, clock=clock)
+        return Session(connection, number=hello[0], boot=hello[1])
+    except BaseException:
+        connection.close()
+        raise
+
+
+def probe(path: Path, *, timeout: float) -> None:
+    """Return if a service answers on the session socket within `timeout` seconds, be it with a refusal; Unavailable
+    if not. A connection alone proves nothing: the kernel makes it while the process is stopped."""
+    with _connect(path, timeout) as connection:
+        try:
+            connection.recv(1)
+        except OSError as error:
+            raise Unavailable(
+                f"the service does not answer: {error}",
+                field="socket",
+                value=path,
+                allowed=f"an answer within {timeout:g} s",
+            ) from error
+
+
+def _connect(path: Path, timeout: float) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout)
+        connection.connect(str(path))
+    except OSError as error:
+        connection.close()
+        raise Unavailable(
+            f"no service to be reached ({error.strerror or error}); is `kvstore serve` running on this directory?",
+            field="socket",
+            value=path,
+        ) from error
+    return connection
+
+
+def _read_hello(connection: socket.socket, path: Path, *, deadline: float, clock: Clock) -> tuple[str, str]:
+    """(number, boot) from the one line that the service says."""
+    line = b""
+    while not line.endswith(b"\n"):
+        left = deadline - clock.monotonic()
+        try:
+            if left <= 0:
+                raise TimeoutError("no whole hello in time")
+            connection.settimeout(left)
+            chunk = connection.recv(HELLO_BYTES_MAX + 1 - len(line))
+        except OSError as error:
+            raise Unavailable(f"the service gave no session: {error}", field="socket", value=path) from error
+        line += chunk
+        if not chunk or len(line) > HELLO_BYTES_MAX:
+            raise Unavailable(
+                "the service gave no session",
+                field="hello",
+                value=line[:60],
+                allowed="one line of JSON, at most 4 KiB",
+            )
+    return _parse_hello(line)
+
+
+def _parse_hello(line: bytes) -> tuple[str, str]:
+    wrong = Unavailable(
+        "the service's hello is not of this protocol; use a client and a service of one version",
+        field="hello",
+        value=line[:60],
+        allowed=f"protocol {PROTOCOL} with session and boot",
+    )
+    try:
+        hello = json.loads(line)
+    except (ValueError, RecursionError):
+        raise wrong from None
+    if not isinstance(hello, dict) or hello.get("protocol") != PROTOCOL:
+        raise wrong
+    if "error" in hello:
+        raise ALL_ERRORS.get(str(hello["error"]), KvstoreError)(
+            str(hello.get("message", "the service refused a session"))
+        )
+    number, boot = hello.get("session"), hello.get("boot")
+    if not (_is_number(number) and _is_number(boot)):
+        raise wrong
+    return number, boot
+
+
+def _is_number(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and len(value) == NUMBER_DIGITS and set(value) <= set("0123456789abcdef")

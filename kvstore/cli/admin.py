@@ -1,0 +1,144 @@
+"""Commands that talk to a running service: stats, policy, clear, drain."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+from kvstore.cli.output import add_json_flag, emit, table
+from kvstore.config import environment, parse_time
+from kvstore.errors import ConfigError, InvalidArgument, UnknownNamespace
+from kvstore_client import CacheClient
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    stats = _command(subparsers, "stats", "what the service holds and has done", run_stats)
+    stats.add_argument(
+        "names", nargs="*", metavar="NAME", help="only figures whose name contains one of these"
+    )
+
+    policy = subparsers.add_parser("policy", help="show or set a namespace's window-state policy")
+    actions = policy.add_subparsers(title="actions", metavar="ACTION", required=True)
+    _command(actions, "show", "every namespace with its policy", run_policy_show)
+    change = _command(actions, "set", "change a policy; counts from the next request on", run_policy_set)
+    change.add_argument("namespace", help="its name")
+    change.add_argument("policy", help="zero, endpoints or periodic:N")
+
+    clear = _command(subparsers, "clear", "forget a namespace, or only its window states", run_clear)
+    what = clear.add_mutually_exclusive_group(required=True)
+    what.add_argument("--namespace", metavar="NAME", help="the namespace to clear")
+    what.add_argument("--all", action="store_true", help="every namespace")
+    clear.add_argument(
+        "--states", choices=("pool", "ssd", "both"), help="only window states of that tier; blocks stay"
+    )
+
+    drain = _command(subparsers, "drain", "refuse new work and wait for what is under way", run_drain)
+    drain.add_argument("--timeout", default="30s", help="how long to wait (default 30s)")
+
+
+def _command(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    about: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(name, help=about, description=about)
+    parser.add_argument("--dir", default=None, help="the service's directory (or KVSTORE_DIR)")
+    add_json_flag(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _client(args: argparse.Namespace) -> CacheClient:
+    directory = args.dir or environment("KVSTORE_DIR")
+    if not directory:
+        raise ConfigError(
+            "no directory given",
+            field="--dir",
+            value="",
+            allowed="the directory that `kvstore serve` runs on",
+        )
+    return CacheClient(directory, owner="kvstore-cli")
+
+
+def _digest(client: CacheClient, name: str) -> bytes:
+    known = {ns.name: ns.digest for ns in client.namespaces()}
+    if name not in known:
+        raise UnknownNamespace(
+            "no such namespace", field="namespace", value=name, allowed=", ".join(known) or "none is open yet"
+        )
+    return known[name]
+
+
+def run_stats(args: argparse.Namespace) -> int:
+    with _client(args) as client:
+        values = client.stats()
+    wanted: Sequence[str] = args.names
+    shown = {k: v for k, v in sorted(values.items()) if not wanted or any(w in k for w in wanted)}
+    if wanted and not shown:
+        raise InvalidArgument(
+            "no figure has such a name",
+            field="NAME",
+            value=" ".join(wanted),
+            allowed="part of a name that `kvstore stats` shows",
+        )
+    emit(
+        args,
+        shown,
+        table(
+            [(k, f"{v:,.6g}" if v != int(v) else f"{int(v):,}") for k, v in shown.items()],
+            head=("figure", "value"),
+        ),
+    )
+    return 0
+
+
+def run_policy_show(args: argparse.Namespace) -> int:
+    with _client(args) as client:
+        found = client.namespaces()
+    rows = [(ns.name, ns.profile_name, ns.policy, ns.digest.hex()[:16]) for ns in found]
+    emit(
+        args,
+        {
+            ns.name: {"profile": ns.profile_name, "policy": ns.policy, "digest": ns.digest.hex()}
+            for ns in found
+        },
+        table(rows, head=("namespace", "profile", "policy", "digest"))
+        if rows
+        else "no namespace is open yet",
+    )
+    return 0
+
+
+def run_policy_set(args: argparse.Namespace) -> int:
+    with _client(args) as client:
+        changed = client.set_policy(_digest(client, args.namespace), args.policy)
+    emit(args, {"namespace": changed.name, "policy": changed.policy}, f"{changed.name}: {changed.policy}")
+    return 0
+
+
+def run_clear(args: argparse.Namespace) -> int:
+    with _client(args) as client:
+        digest = b"" if args.all else _digest(client, args.namespace)
+        if args.states:
+            dropped, kept = client.drop_states(digest, tier=args.states)
+            emit(
+                args,
+                {"dropped": dropped, "kept_leased": kept},
+                f"dropped {dropped} states, left {kept} that are leased",
+            )
+        else:
+            blocks, states = client.clear(digest)
+            emit(args, {"blocks": blocks, "states": states}, f"cleared {blocks} blocks and {states} states")
+    return 0
+
+
+def run_drain(args: argparse.Namespace) -> int:
+    with _client(args) as client:
+        left = client.drain(parse_time(args.timeout, name="--timeout"))
+    emit(
+        args,
+        {"left_open": left},
+        "drained" if not left else f"{left} leases, reservations or takes are still open",
+    )
+    return 0 if not left else 1

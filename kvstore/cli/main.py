@@ -1,0 +1,59 @@
+"""The command `kvstore`: parse, call, print. Exit code 0 only for success; errors are one line on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+
+from kvstore.errors import KvstoreError
+
+# Commands by the module that registers them, and the packages that must be there for it.
+_COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("kvstore.cli.serve", ("lmdb", "msgpack", "prometheus_client", "grpc_health")),
+    ("kvstore_workers.demo.command", ("torch", "lmdb")),
+    ("kvstore_workers.cli", ("torch",)),
+    ("kvstore.cli.profiles", ()),
+    ("kvstore.cli.admin", ()),
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kvstore", description="Prefix store for hybrid-attention LLMs.")
+    parser.add_argument(
+        "--version", action="version", version=f"kvstore {importlib.metadata.version('kvstore')}"
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    left_out = []
+    for module, needs in _COMMANDS:
+        missing = [name for name in needs if importlib.util.find_spec(name) is None]
+        if missing:
+            left_out.append(f"{module.rsplit('.', 1)[0]} (needs {', '.join(missing)})")
+            continue
+        importlib.import_module(module).register(subparsers)
+    if left_out:
+        parser.epilog = f"Not available in this environment: {'; '.join(left_out)}. Install kvstore[service] or kvstore[workers]."
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+    except KvstoreError as error:
+        print(f"kvstore: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("kvstore: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away, as `head` does; nothing is left to say to it.
+        sys.stderr.close()
+        return 141
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

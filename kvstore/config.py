@@ -1,0 +1,196 @@
+"""The one reader of flags, environment and file: flags > environment KVSTORE_* > one TOML file > defaults.
+
+A frozen value, read once and refused when wrong; nothing is corrected in silence.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from kvstore.errors import ConfigError
+
+_SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_TIME_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MAX_BYTES = 1 << 60
+
+
+def parse_size(text: str | int, *, name: str) -> int:
+    """Bytes from `64GiB`, `4096`, `1.5MiB`; ConfigError naming `name` for anything else."""
+    allowed = "a number with one of B, KiB, MiB, GiB, TiB, as in 64GiB"
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", str(text).strip())
+    if match is None or match[2] not in _SIZE_UNITS:
+        raise ConfigError("not a size", field=name, value=text, allowed=allowed)
+    number = float(match[1]) * _SIZE_UNITS[match[2]]
+    if number != math.floor(number) or number > MAX_BYTES:
+        raise ConfigError(
+            "not a size", field=name, value=text, allowed=f"{allowed}; whole bytes up to 1024 PiB"
+        )
+    return int(number)
+
+
+def parse_time(text: str | float, *, name: str) -> float:
+    """Seconds from `72h`, `500ms`, `10` (seconds); ConfigError naming `name` for anything else."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", str(text).strip())
+    if match is None or (match[2] and match[2] not in _TIME_UNITS):
+        raise ConfigError(
+            "not a time", field=name, value=text, allowed="a number with one of ms, s, m, h, d, as in 72h"
+        )
+    return float(match[1]) * _TIME_UNITS.get(match[2], 1.0)
+
+
+def parse_count(text: str | int, *, name: str) -> int:
+    if isinstance(text, bool) or not re.fullmatch(r"[0-9]+", str(text).strip()):
+        raise ConfigError("not a count", field=name, value=text, allowed="a whole number")
+    return int(text)
+
+
+def parse_fraction(text: str | float, *, name: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError("not a share", field=name, value=text, allowed="a number from 0 to 1")
+    return value
+
+
+def parse_text(text: str, *, name: str) -> str:
+    if not isinstance(text, str):
+        raise ConfigError("not a text", field=name, value=text, allowed="a text")
+    return text
+
+
+def _option(
+    default: Any, parse: Callable[..., Any], about: str, *, low: float = 0, high: float = math.inf
+) -> Any:
+    if default is MISSING:
+        return field(metadata={"parse": parse, "about": about, "low": low, "high": high})
+    return field(default=default, metadata={"parse": parse, "about": about, "low": low, "high": high})
+
+
+def _memory_bytes() -> int:
+    """Memory that this process may use: the cgroup's limit where there is one, else all of RAM."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            total = min(total, int(text))
+    return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig:
+    """Everything that `kvstore serve` can be told. Sizes in bytes, times in seconds."""
+
+    dir: str = _option(MISSING, parse_text, "directory that holds everything; made if missing")
+    disk: int = _option(32 << 30, parse_size, "disk budget, never exceeded", low=4 << 20, high=MAX_BYTES)
+    segment: int = _option(
+        0, parse_size, "bytes of one segment file; 0: a sixteenth of the budget, 1MiB to 256MiB", high=1 << 32
+    )
+    pool: int = _option(0, parse_size, "host memory for window states; 0: a tenth of memory", high=MAX_BYTES)
+    pool_ttl: float = _option(600.0, parse_time, "how long an unused state stays in the pool", low=1)
+    handoff: int = _option(
+        0, parse_size, "host memory for handoffs; 0: a hundredth of memory", high=MAX_BYTES
+    )
+    handoff_ttl: float = _option(60.0, parse_time, "how long a handoff waits to be taken", low=1)
+    staging: int = _option(
+        0, parse_size, "host memory for bytes on their way to disk; 0: a twentieth of memory", high=MAX_BYTES
+    )
+    retention: float = _option(72 * 3600.0, parse_time, "how long a block lives since its last use", low=1)
+    states_share: float = _option(0.3, parse_fraction, "largest share of the disk budget for window states")
+    policy: str = _option(
+        "endpoints", parse_text, "window-state policy of new namespaces: zero, endpoints or periodic:N"
+    )
+    lease: float = _option(60.0, parse_time, "how long a lease or a reservation lasts", low=0.1, high=3600)
+    sessions: int = _option(1000, parse_count, "open sessions at most", low=1, high=100_000)
+    leases: int = _option(10_000, parse_count, "open leases at most", low=1, high=1_000_000)
+    keys: int = _option(65_536, parse_count, "block keys in one call at most", low=1, high=1_000_000)
+    commit_bytes: int = _option(
+        32 << 20, parse_size, "bytes that one sync gathers at most", low=4096, high=1 << 30
+    )
+    commit_wait: float = _option(
+        0.002, parse_time, "how long a commit waits for others to share its sync", high=1
+    )
+    metrics: str = _option("", parse_text, "HOST:PORT for the Prometheus page; empty: none")
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.pool or _memory_bytes() // 10
+
+    @property
+    def handoff_bytes(self) -> int:
+        return self.handoff or _memory_bytes() // 100
+
+    @property
+    def staging_bytes(self) -> int:
+        return self.staging or _memory_bytes() // 20
+
+
+def option_names() -> dict[str, str]:
+    """Every option and what it is for, in the order of the class."""
+    return {f.name: f.metadata["about"] for f in fields(ServiceConfig)}
+
+
+def load_service_config(
+    flags: Mapping[str, str | None], *, file: str | None = None, environ: Mapping[str, str] | None = None
+) -> ServiceConfig:
+    """Build the configuration; ConfigError names the key, the value, where it came from, and what is allowed."""
+    environ = os.environ if environ is None else environ
+    known = {f.name: f for f in fields(ServiceConfig)}
+    chosen: dict[str, tuple[Any, str]] = {}
+    file = file if file is not None else environ.get("KVSTORE_CONFIG")
+    if file:
+        for key, value in _read_toml(file).items():
+            if key not in known:
+                raise ConfigError(f"unknown key in {file}", field=key, value=value, allowed=", ".join(known))
+            chosen[key] = (value, file)
+    for key in known:
+        name = f"KVSTORE_{key.upper()}"
+        if name in environ:
+            chosen[key] = (environ[name], name)
+    for key, flag in flags.items():
+        if flag is not None:
+            chosen[key] = (flag, f"--{key.replace('_', '-')}")
+    values: dict[str, Any] = {}
+    for key, (raw, source) in chosen.items():
+        meta = known[key].metadata
+        value = meta["parse"](raw, name=source)
+        if isinstance(value, (int, float)) and not meta["low"] <= value <= meta["high"]:
+            high = "" if meta["high"] == math.inf else f" to {meta['high']:g}"
+            raise ConfigError(
+                "out of range", field=source, value=raw, allowed=f"{meta['low']:g}{high or ' or more'}"
+            )
+        values[key] = value
+    if not values.get("dir"):
+        raise ConfigError(
+            "no directory given", field="--dir", value="", allowed="--dir D, KVSTORE_DIR or `dir` in the file"
+        )
+    return ServiceConfig(**values)
+
+
+def _read_toml(file: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the configuration file: {error.strerror}", field="--config", value=file
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the configuration file is not TOML: {error}", field="--config", value=file
+        ) from error
+
+
+def environment(name: str) -> str | None:
+    """One variable of the environment, for those who have no other reason to read it."""
+    return os.environ.get(name)

@@ -1,0 +1,112 @@
+"""Statistics, and the laws that hold after every call."""
+
+from __future__ import annotations
+
+from kvstore.core.base import CoreStatistics
+from kvstore.core.index import HAS_STATE
+from kvstore.core.live import Live
+from kvstore.types import Lineage
+
+TOTALS = (
+    "stored_blocks_total",
+    "stored_states_total",
+    "parent_lost_total",
+    "evicted_blocks_total",
+    "evicted_states_total",
+    "expired_blocks_total",
+    "retention_shortfall_total",
+    "cleared_blocks_total",
+    "dropped_states_total",
+    "damaged_blocks_total",
+    "damaged_states_total",
+    "orphaned_blocks_total",
+    "unreadable_namespaces_total",
+)
+
+
+def statistics(live: Live) -> CoreStatistics:
+    blocks = len(live.index)
+    index_bytes = live.index.memory_bytes() + live.ranks.memory_bytes() + live.segments.memory_bytes()
+    return CoreStatistics(
+        namespaces=len(live.namespaces),
+        blocks=blocks,
+        block_bytes=live.block_bytes,
+        bounded_blocks=live.bounded_blocks,
+        ssd_states=len(live.states),
+        ssd_state_bytes=live.states.bytes,
+        leases=len(live.leases),
+        reservations=len(live.reservations),
+        in_flight=live.reservations.in_flight,
+        index_bytes=index_bytes + live.states.memory_bytes(),
+        index_bytes_per_block=index_bytes / blocks if blocks else 0.0,
+        pool=live.pool.statistics(),
+        totals={name: live.totals[name] for name in TOTALS},
+    )
+
+
+def check_integrity(live: Live) -> None:
+    """Raise AssertionError unless every law holds. Walks everything."""
+    index = live.index
+    index.check_integrity()
+    live.states.check_integrity()
+    live.pool.check_integrity()
+    live.ranks.check_integrity()
+    slots = list(index.slots())
+    _check_ranks(live, slots)
+    with_state = {slot for slot in slots if index.flags[slot] & HAS_STATE}
+    assert with_state == {slot for slot, _ in live.states.oldest()}, "states and their flags"
+    assert live.block_bytes == sum(live.place(slot).length for slot in slots), "bytes of blocks"
+    bounded = [slot for slot in slots if index.lineage(slot) is Lineage.BOUNDED]
+    assert live.bounded_blocks == len(bounded), "bounded blocks"
+    _check_segments(live, slots)
+    _check_pool(live)
+    _check_holds(live)
+    assert set(live.totals) <= set(TOTALS), "every total has a name that is reported"
+
+
+def _check_ranks(live: Live, slots: list[int]) -> None:
+    order = list(live.ranks.victims())
+    assert sorted(order) == slots, "every block is ranked once"
+    place = {slot: at for at, slot in enumerate(order)}
+    uses = [live.index.used[slot] for slot in order]
+    assert uses == sorted(uses), "ranks follow last uses"
+    for slot in slots:
+        parent = live.index.parent[slot]
+        assert parent < 0 or place[slot] < place[parent], "a child ranks before its parent"
+
+
+def _check_segments(live: Live, slots: list[int]) -> None:
+    handles: dict[int, set[int]] = {}
+    for slot in slots:
+        handles.setdefault(live.index.segment[slot], set()).add(slot)
+    for slot, row in live.states.oldest():
+        handles.setdefault(row.place.segment_id, set()).add(~slot)
+    assert {segment: len(found) for segment, found in handles.items()} == live.segments.counts(), (
+        "items per segment"
+    )
+    for segment, found in handles.items():
+        assert found <= set(live.segments.members(segment)), "every item is found by its segment"
+
+
+def _check_pool(live: Live) -> None:
+    for info in live.namespaces.all():
+        for key, position in live.pool.keys(info.digest):
+            slot = live.index.find(info.number, key)
+            assert slot >= 0, "a state's block is held"
+            assert live.position(slot) == position, "a state lies at the end of its block"
+
+
+def _check_holds(live: Live) -> None:
+    wanted = set()
+    protected: dict[int, int] = {}
+    for lease in live.leases.all():
+        assert all(live.index.is_live(slot) for slot in lease.slots[: lease.intact]), "leased blocks are held"
+        if lease.intact:
+            wanted.add((lease.slots[lease.intact - 1], lease.lease_id))
+        if lease.state_row is not None:
+            protected[id(lease.state_row)] = protected.get(id(lease.state_row), 0) + 1
+    for reservation in live.reservations.all():
+        wanted |= {(slot, reservation.reservation_id) for slot in reservation.held_slots}
+    assert wanted == live.holds.pairs(), "holds are those of leases and reservations"
+    for _, row in live.states.oldest():
+        assert row.leases == protected.get(id(row), 0), "leases of states"

@@ -1,0 +1,325 @@
+"""The core: the live index and everything that decides about it. Events in, decisions out; no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from kvstore.core import leaving, lookup, recovery, writing
+from kvstore.core.audit import check_integrity, statistics
+from kvstore.core.base import (
+    Cleared,
+    CommitReport,
+    CoreStatistics,
+    Dropped,
+    Ended,
+    FetchItem,
+    GivenBack,
+    Gone,
+    Granted,
+    Limits,
+    LoadReport,
+    LookupResult,
+    Relocated,
+    ReserveItem,
+    ReserveResult,
+    Written,
+)
+from kvstore.core.leases import Lease
+from kvstore.core.live import Live
+from kvstore.core.namespaces import NamespaceInfo
+from kvstore.plan.base import Costs
+from kvstore.policy.window import DEFAULT_POLICY
+from kvstore.pool.states import StatePool
+from kvstore.prefix.identity import NamespaceIdentity
+from kvstore.store.base import Found, Place
+from kvstore.types import ItemId, NamespaceDigest, Tier
+
+
+class Core:
+    """Owns the index of all namespaces, the leases and reservations, and the pool of states that it was given.
+
+    Every method takes the time it needs: `now_mono` in monotonic seconds (leases, reservations, pool), `now_wall` in
+    wall seconds (last uses, expiry); the caller sees to it that `now_wall` does not jump while the process lives.
+    Methods return at once and either do all of what they say or raise and change nothing. Not thread-safe: one owner,
+    in one thread. What leaves the index is returned as places for the owner to discard in the log.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: StatePool,
+        retention_seconds: float = 72 * 3600.0,
+        lease_seconds: float = 60.0,
+        longest_lease_seconds: float = 3600.0,
+        reservation_seconds: float = 60.0,
+        default_policy: str = DEFAULT_POLICY,
+        limits: Limits | None = None,
+    ) -> None:
+        self._live = Live(
+            pool=pool,
+            limits=limits or Limits(),
+            retention_seconds=retention_seconds,
+            lease_seconds=lease_seconds,
+            longest_lease_seconds=longest_lease_seconds,
+            reservation_seconds=reservation_seconds,
+            default_policy=default_policy,
+        )
+
+    @property
+    def pool(self) -> StatePool:
+        return self._live.pool
+
+    @property
+    def lease_seconds(self) -> float:
+        return self._live.leases.seconds
+
+    @property
+    def reservation_seconds(self) -> float:
+        return self._live.reservations.seconds
+
+    # ---- namespaces -----------------------------------------------------------------------------------------
+
+    def open_namespace(
+        self, name: str, identity: NamespaceIdentity, policy: str | None = None
+    ) -> NamespaceInfo:
+        """Make a namespace known, or confirm it. `is_new` says which; a new one is to be recorded in the log before
+        anyone hears of it, and withdrawn if that fails. `policy` counts for a new one only; None is the default.
+
+        GeometryMismatch (field, value, what it was opened with) when `name` is known with another identity;
+        InvalidArgument for a bad name or policy; LimitExceeded past the number of namespaces.
+        """
+        return self._live.namespaces.open(name, identity, policy)
+
+    def withdraw_namespace(self, digest: bytes) -> Cleared:
+        """Undo an open whose record could not be written: the namespace is unknown again, and empty."""
+        cleared, _ = self.clear(digest)
+        info = self._live.namespaces.remove(digest)
+        self._live.index.drop_space(info.number)
+        return cleared
+
+    def namespace(self, digest: bytes) -> NamespaceInfo:
+        """Raises UnknownNamespace."""
+        return self._live.namespaces.get(digest)
+
+    def set_policy(self, digest: bytes, text: str) -> NamespaceInfo:
+        """Raises UnknownNamespace, and InvalidArgument for a policy that the profile does not allow."""
+        return self._live.namespaces.set_policy(digest, text)
+
+    def namespaces(self) -> list[NamespaceInfo]:
+        return self._live.namespaces.all()
+
+    def load(
+        self, records: Iterable[Found], policies: Mapping[NamespaceDigest, str], *, now_wall: float
+    ) -> LoadReport:
+        """Rebuild everything from what recovery found, in any order. Once, before any other call.
+
+        Blocks whose chain is not whole, states without their block, and records that do not fit their namespace are
+        left out; their places are in the report. A last use in the future counts as now.
+        """
+        return recovery.load(self._live, records, policies, now_wall=now_wall)
+
+    # ---- lookup ---------------------------------------------------------------------------------------------
+
+    def lookup(
+        self,
+        namespace: bytes,
+        keys: Sequence[bytes],
+        *,
+        prompt_tokens: int,
+        costs: Costs,
+        session: str,
+        now_mono: float,
+        now_wall: float,
+        lease: bool,
+        exact_only: bool = True,
+    ) -> LookupResult:
+        """What is held of a prompt, and the cheapest correct way to resume it.
+
+        `keys`: of the prompt's whole blocks, first first (fewer are allowed: the rest counts as not held). With `lease`
+        the blocks and the state that the plan reads are used now, and protected until the lease ends; a probe
+        changes nothing. UnknownNamespace; InvalidArgument for keys that are not keys or are more than the prompt has
+        blocks; LimitExceeded for prompts, keys and leases past their limits.
+        """
+        return lookup.lookup(
+            self._live,
+            namespace,
+            keys,
+            prompt_tokens=prompt_tokens,
+            costs=costs,
+            session=session,
+            now_mono=now_mono,
+            now_wall=now_wall,
+            lease=lease,
+            exact_only=exact_only,
+        )
+
+    def lease(self, lease_id: int, session: str, now_mono: float) -> Lease:
+        """Raises UnknownLease, saying whether it is unknown, of another session, or past its deadline."""
+        return self._live.leases.get(lease_id, session, now_mono)
+
+    def renew(self, lease_id: int, session: str, now_mono: float) -> Lease:
+        """A new deadline, up to the longest life of a lease. Raises UnknownLease as `lease` does."""
+        return self._live.leases.renew(lease_id, session, now_mono)
+
+    def release(self, lease_id: int, session: str, now_mono: float) -> bool:
+        """Whether this ended it. A lease that has ended, or is another session's, is left alone."""
+        lease = self._live.leases.pop(lease_id, session)
+        if lease is None:
+            return False
+        self._live.end_leases([lease], now_mono)
+        return True
+
+    def fetch_list(
+        self, lease: Lease, *, first_block: int, block_count: int, want_state: bool
+    ) -> list[FetchItem | None]:
+        """The items asked for: blocks in order, then the state. None stands for an item that was lost to damage or clearing
+        in spite of the lease. InvalidArgument, with the limit, for what the lease does not cover. Places hold until the
+        next `relocate`."""
+        return lookup.fetch_list(
+            self._live, lease, first_block=first_block, block_count=block_count, want_state=want_state
+        )
+
+    # ---- writing --------------------------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        session: str,
+        namespace: bytes,
+        items: Sequence[ReserveItem],
+        *,
+        now_mono: float,
+        now_wall: float,
+    ) -> ReserveResult:
+        """Claim items to write, parents before children. One outcome per item; what is HELD is used now.
+
+        A block's parent must be held, be granted earlier in the call, or be on its way in this session; a state's block
+        likewise; else PARENT_MISSING. The held blocks that granted items build on are not evicted meanwhile. EXACT items
+        may claim what is held as BOUNDED and not leased. Raises, with nothing claimed: UnknownNamespace, InvalidArgument,
+        GeometryMismatch (length), LimitExceeded.
+        """
+        return writing.reserve(self._live, session, namespace, items, now_mono=now_mono, now_wall=now_wall)
+
+    def commit_list(self, reservation_id: int, session: str) -> Sequence[Granted]:
+        """What the reservation was granted, in order. From here on its deadline and its session's end no longer count:
+        the caller writes it and calls `committed`, or `abort` if nothing of it can have been written.
+        Raises UnknownReservation."""
+        found = self._live.reservations.get(reservation_id, session)
+        self._live.reservations.start_writing(found)
+        return found.granted
+
+    def granted(self, reservation_id: int, session: str) -> Sequence[Granted]:
+        """The same list, for checking what a writer sends. Changes nothing. Raises UnknownReservation."""
+        return self._live.reservations.get(reservation_id, session).granted
+
+    def committed(
+        self,
+        reservation_id: int,
+        session: str,
+        results: Mapping[ItemId, Written],
+        *,
+        now_mono: float,
+        now_wall: float,
+    ) -> CommitReport:
+        """These items are durable: they become visible, parents first, and the reservation ends.
+
+        Granted items that `results` lacks are given back. An item whose parent was lost meanwhile, and everything if
+        the namespace was cleared meanwhile, does not become visible: its place is to be discarded.
+        """
+        found = self._live.reservations.get(reservation_id, session)
+        return writing.commit(self._live, found, results, now_mono=now_mono, now_wall=now_wall)
+
+    def abort(self, reservation_id: int, session: str) -> list[GivenBack]:
+        """Give its keys back. Empty when it has ended already or is another session's."""
+        found = self._live.reservations.find(reservation_id)
+        if found is None or found.session != session:
+            return []
+        self._live.reservations.end(found)
+        return found.given_back()
+
+    # ---- ends -----------------------------------------------------------------------------------------------
+
+    def end_session(self, session: str, now_mono: float) -> Ended:
+        """Its leases end, and its reservations but for those that are being written."""
+        leases = self._live.leases.pop_session(session)
+        self._live.end_leases(leases, now_mono)
+        ended = self._live.reservations.end_session(session)
+        return Ended(len(leases), len(ended), [back for each in ended for back in each.given_back()])
+
+    def expire_leases(self, now_mono: float) -> int:
+        """End those past their deadline; how many."""
+        ended = self._live.leases.pop_due(now_mono)
+        self._live.end_leases(ended, now_mono)
+        return len(ended)
+
+    def expire_reservations(self, now_mono: float) -> list[GivenBack]:
+        """End those past their deadline that are not being written."""
+        return [back for each in self._live.reservations.end_due(now_mono) for back in each.given_back()]
+
+    # ---- leaving --------------------------------------------------------------------------------------------
+
+    def plan_eviction(self, need_bytes: int, *, prefer_states: bool, now_wall: float) -> list[Gone]:
+        """Take out about `need_bytes` of payload, or all that may go: with `prefer_states` first states, least recently
+        used first, then blocks: the oldest that have no children and that no lease or reservation holds, each block's
+        state before it. A block that leaves before its retention is over counts as a retention shortfall."""
+        return leaving.evict(self._live, need_bytes, prefer_states=prefer_states, now_wall=now_wall)
+
+    def states_over_share(self, limit_bytes: int) -> list[Gone]:
+        """Take out unleased states on SSD, least recently used first, until they are at most `limit_bytes`."""
+        return leaving.states_over_share(self._live, limit_bytes)
+
+    def expire_blocks(self, now_wall: float, *, limit: int = 10_000) -> list[Gone]:
+        """Take out blocks whose retention is over, tails first, at most `limit` of them, each with its states."""
+        return leaving.expire(self._live, now_wall, limit)
+
+    def forget(self, namespace: bytes, item: ItemId, *, place: Place | None = None) -> list[Gone]:
+        """The item turned out damaged. A block takes its descendants and their states along, leased or not; leases then
+        find them missing. With `place` only if the item still lies there. Unknown items: nothing."""
+        info = self._live.namespaces.find(namespace)
+        return [] if info is None else leaving.forget(self._live, info, item.key, item.kind, place)
+
+    def forget_pooled(self, namespace: bytes, item: ItemId) -> bool:
+        """The pooled state turned out damaged. Whether it was there."""
+        return self._live.pool.remove(NamespaceDigest(namespace), item.key)
+
+    def relocate(self, segment_id: int, moved: Mapping[Place, Place]) -> Relocated:
+        """A segment was cleaned: `moved` says where each of its records went. What the index still has there is lost.
+        Places of appends must have been given to `committed` before a clean that may have moved them is reported."""
+        return leaving.relocate(self._live, segment_id, moved)
+
+    def clear(self, namespace: bytes | None = None) -> tuple[Cleared, list[GivenBack]]:
+        """Everything of one namespace, or of all, leaves at once, in both tiers, leased or not. Reservations end; what
+        is being written will not become visible. The namespaces stay known."""
+        live = self._live
+        infos = live.namespaces.all() if namespace is None else [live.namespaces.get(namespace)]
+        ended = [each for info in infos for each in live.reservations.void(info.digest)]
+        return leaving.clear(live, infos), [back for each in ended for back in each.given_back()]
+
+    def drop_states(self, namespace: bytes | None = None, tier: Tier | None = None) -> Dropped:
+        """States of one namespace or of all leave one tier or both, but for those that are leased."""
+        info = None if namespace is None else self._live.namespaces.get(namespace)
+        return leaving.drop_states(self._live, info, tier)
+
+    # ---- seen from outside ----------------------------------------------------------------------------------
+
+    def take_uses(self) -> Iterator[tuple[Place, float]]:
+        """Place and last use (wall seconds, rounded up to a whole hour) of what was used since the last call and is not
+        persisted for that hour yet. Iterate it to the end, before any other call."""
+        return self._live.take_uses()
+
+    def items_in_segments(self) -> dict[int, int]:
+        """How many items of the index lie in each segment."""
+        return self._live.segments.counts()
+
+    def statistics(self) -> CoreStatistics:
+        return statistics(self._live)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every law holds. Walks everything."""
+        check_integrity(self._live)
+
+    def __repr__(self) -> str:
+        live = self._live
+        return (
+            f"<Core {len(live.namespaces)} namespaces, {len(live.index)} blocks, {len(live.states)} states on SSD, "
+            f"{len(live.leases)} leases, {len(live.reservations)} reservations>"
+        )

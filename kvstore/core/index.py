@@ -1,0 +1,285 @@
+"""The block index: a struct of arrays. A slot is a place in the columns, used again after its block has left."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator
+
+from kvstore.core.keytable import SHARDS, KeyTable, SlotNumbers
+from kvstore.errors import InvalidArgument
+from kvstore.store.base import Place
+from kvstore.types import BlockKey, Checks, Lineage
+
+NO_SLOT = -1
+
+# Bits of the flags column.
+BOUNDED = 1
+HAS_XXH3 = 2
+HAS_STATE = 4
+USE_QUEUED = 8
+USE_NOTED = 16
+LIVE = 32
+
+_MANY = -2
+_U32 = 2**32 - 1
+
+
+class BlockIndex:
+    """Blocks of all namespaces, and the tree that they form.
+
+    Laws: a block's parent is in the index (a first block's is NO_SLOT), its number is its parent's plus one, and it was
+    last used no later than its parent. Only childless blocks are removed. Columns are open to the modules of this
+    package to read in loops; they are written here only, but for `used` and `flags`.
+    """
+
+    def __init__(self) -> None:
+        self.parent = array("i")
+        self.number = array("i")
+        """Place of the block in its chain, the first is 0."""
+        self.space = array("H")
+        """Number of its namespace."""
+        self.segment = array("I")
+        self.offset = array("I")
+        self.used = array("I")
+        """Last use, in whole wall seconds, rounded up."""
+        self.flags = bytearray()
+        self._child = array("i")
+        self._crc32 = array("I")
+        self._xxh3 = array("Q")
+        self._keys: list[bytes] = []
+        # Children of the blocks that have more than one; a sole child is in its column.
+        self._branches: dict[int, set[int]] = {}
+        self._numbers = SlotNumbers()
+        self._tables: dict[int, KeyTable] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    # ---- reading --------------------------------------------------------------------------------------------
+
+    def find(self, space: int, key: bytes) -> int:
+        table = self._tables.get(space)
+        return NO_SLOT if table is None else table.find(key)
+
+    def key(self, slot: int) -> BlockKey:
+        return BlockKey(self._keys[slot])
+
+    def checks(self, slot: int) -> Checks:
+        return Checks(self._crc32[slot], self._xxh3[slot], bool(self.flags[slot] & HAS_XXH3))
+
+    def lineage(self, slot: int) -> Lineage:
+        return Lineage.BOUNDED if self.flags[slot] & BOUNDED else Lineage.EXACT
+
+    def is_live(self, slot: int) -> bool:
+        return bool(self.flags[slot] & LIVE)
+
+    def is_childless(self, slot: int) -> bool:
+        return self._child[slot] == NO_SLOT
+
+    def children(self, slot: int) -> tuple[int, ...]:
+        child = self._child[slot]
+        if child == _MANY:
+            return tuple(self._branches[slot])
+        return () if child == NO_SLOT else (child,)
+
+    def chain(self, slot: int) -> array[int]:
+        """Slots from the first block to `slot`."""
+        number, parent = self.number[slot], self.parent
+        slots = array("i", bytes(4 * (number + 1)))
+        for place in range(number, -1, -1):
+            slots[place] = slot
+            slot = parent[slot]
+        return slots
+
+    def is_chain_of(self, slots: array[int], keys: list[bytes]) -> bool:
+        """Whether the blocks in `slots` have exactly these keys, in order."""
+        known = self._keys
+        return [known[slot] for slot in slots] == keys
+
+    def descendants(self, slot: int) -> list[int]:
+        """`slot` and all below it, each after its parent."""
+        found = [slot]
+        for each in found:
+            found.extend(self.children(each))
+        return found
+
+    def slots(self) -> Iterator[int]:
+        """All slots in use, ascending."""
+        return (slot for slot, flags in enumerate(self.flags) if flags & LIVE)
+
+    def slots_of(self, space: int) -> list[int]:
+        """All slots of a namespace, children before parents."""
+        table = self._tables.get(space)
+        if table is None:
+            return []
+        return sorted((slot for _, slot in table.items()), key=self.number.__getitem__, reverse=True)
+
+    def count(self, space: int) -> int:
+        table = self._tables.get(space)
+        return 0 if table is None else len(table)
+
+    # ---- changing -------------------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        space: int,
+        key: BlockKey,
+        parent: int,
+        place: Place,
+        *,
+        checks: Checks,
+        lineage: Lineage,
+        used: int,
+    ) -> int:
+        """The slot of the new block. `parent` is a slot or NO_SLOT; the key is not in the index yet."""
+        check_place(place)
+        table = self._tables.get(space)
+        if table is None:
+            table = self._tables[space] = KeyTable(self._numbers)
+        slot = table.add(key)
+        if slot >= len(self._keys):
+            self._grow()
+        self._keys[slot] = key
+        self.space[slot] = space
+        self.segment[slot] = place.segment_id
+        self.offset[slot] = place.offset
+        self._crc32[slot] = checks.crc32
+        self._xxh3[slot] = checks.xxh3_64
+        self.used[slot] = used
+        self.flags[slot] = LIVE | _mark(checks, lineage)
+        self.parent[slot] = parent
+        self._child[slot] = NO_SLOT
+        if parent == NO_SLOT:
+            self.number[slot] = 0
+        else:
+            self.number[slot] = self.number[parent] + 1
+            self._adopt(parent, slot)
+        return slot
+
+    def rewrite(self, slot: int, place: Place, checks: Checks, lineage: Lineage) -> None:
+        """Other bytes for the same block."""
+        self.move(slot, place)
+        self._crc32[slot] = checks.crc32
+        self._xxh3[slot] = checks.xxh3_64
+        self.flags[slot] = self.flags[slot] & ~(BOUNDED | HAS_XXH3) | _mark(checks, lineage)
+
+    def move(self, slot: int, place: Place) -> None:
+        """The same bytes at another place."""
+        check_place(place)
+        self.segment[slot] = place.segment_id
+        self.offset[slot] = place.offset
+
+    def remove(self, slot: int) -> None:
+        """Take out a childless block; its slot may be given to another."""
+        assert self._child[slot] == NO_SLOT, "tails first: a block leaves before its parent"
+        if self.parent[slot] != NO_SLOT:
+            self._disown(self.parent[slot], slot)
+        self._tables[self.space[slot]].remove(self._keys[slot], slot)
+        self._keys[slot] = b""
+        self.flags[slot] = 0
+
+    def drop_space(self, space: int) -> None:
+        """Forget a namespace in which nothing is left."""
+        table = self._tables.pop(space, None)
+        assert not table, "a namespace is emptied first"
+
+    def memory_bytes(self) -> int:
+        """Bytes of all columns, tables and the objects that they refer to."""
+        columns = (
+            self.parent,
+            self.number,
+            self.space,
+            self.segment,
+            self.offset,
+            self.used,
+            self.flags,
+            self._child,
+            self._crc32,
+            self._xxh3,
+            self._keys,
+            self._branches,
+        )
+        branches = sum(sys.getsizeof(children) + 32 * len(children) for children in self._branches.values())
+        tables = self._numbers.memory_bytes() + sum(table.memory_bytes() for table in self._tables.values())
+        return sum(map(sys.getsizeof, columns)) + branches + tables
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the laws above hold and the columns agree with one another."""
+        living = set(self.slots())
+        assert len(living) == len(self), "slots in use"
+        free = self._numbers.free()
+        assert living.isdisjoint(free), "a free slot is in use"
+        assert len(set(free)) == len(free), "a slot is free twice"
+        keyed = {slot: (space, key) for space, table in self._tables.items() for key, slot in table.items()}
+        assert keyed.keys() == living, "keys"
+        children: dict[int, set[int]] = {}
+        for slot in living:
+            assert keyed[slot] == (self.space[slot], self.key(slot)), "a key and its slot disagree"
+            parent = self.parent[slot]
+            if parent == NO_SLOT:
+                assert self.number[slot] == 0, "a first block has number 0"
+                continue
+            assert parent in living, "a block's parent is held"
+            assert self.space[parent] == self.space[slot], "a block and its parent share a namespace"
+            assert self.number[slot] == self.number[parent] + 1, "numbers follow the chain"
+            assert self.used[slot] <= self.used[parent], "a parent was used no earlier than its child"
+            children.setdefault(parent, set()).add(slot)
+        for slot in living:
+            assert set(self.children(slot)) == children.get(slot, set()), "children"
+        assert all(len(members) > 1 for members in self._branches.values()), (
+            "a branch has two children or more"
+        )
+
+    def _grow(self) -> None:
+        """One more row of every shard."""
+        for column in (
+            self.parent,
+            self.number,
+            self.segment,
+            self.offset,
+            self.used,
+            self._child,
+            self._crc32,
+        ):
+            column.frombytes(bytes(4 * SHARDS))
+        self.space.frombytes(bytes(2 * SHARDS))
+        self._xxh3.frombytes(bytes(8 * SHARDS))
+        self.flags += bytes(SHARDS)
+        self._keys += [b""] * SHARDS
+
+    def _adopt(self, parent: int, slot: int) -> None:
+        child = self._child[parent]
+        if child == NO_SLOT:
+            self._child[parent] = slot
+        elif child == _MANY:
+            self._branches[parent].add(slot)
+        else:
+            self._branches[parent] = {child, slot}
+            self._child[parent] = _MANY
+
+    def _disown(self, parent: int, slot: int) -> None:
+        if self._child[parent] != _MANY:
+            assert self._child[parent] == slot, "a sole child is in its parent's column"
+            self._child[parent] = NO_SLOT
+            return
+        children = self._branches[parent]
+        children.remove(slot)
+        if len(children) == 1:
+            self._child[parent] = children.pop()
+            del self._branches[parent]
+
+
+def check_place(place: Place) -> None:
+    """Places are kept in 32-bit columns; a log that outgrows them is refused by name."""
+    if 0 <= place.segment_id <= _U32 and 0 <= place.offset <= _U32:
+        return
+    for field, value in (("segment_id", place.segment_id), ("offset", place.offset)):
+        if not 0 <= value <= _U32:
+            raise InvalidArgument(
+                "the index keeps 32-bit places", field=field, value=value, allowed=f"0 to {_U32}"
+            )
+
+
+def _mark(checks: Checks, lineage: Lineage) -> int:
+    return (BOUNDED if lineage is Lineage.BOUNDED else 0) | (HAS_XXH3 if checks.has_xxh3 else 0)

@@ -1,0 +1,185 @@
+"""Leases: protection of what a lookup promised. A lease ends one way: release, session end, or deadline."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from kvstore.core.deadlines import Deadlines
+from kvstore.core.holds import Holds
+from kvstore.core.states import StateRow
+from kvstore.errors import LimitExceeded, UnknownLease
+from kvstore.pool.states import StatePin
+from kvstore.types import NamespaceDigest
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """What one lookup promised to `session` until `deadline` (monotonic seconds).
+
+    blocks: how many of the prompt's first blocks it covers; state_at: position of the state that it covers, 0 for none.
+    The rest is the core's: `slots` are the blocks' rows, of which the first `intact` are still there (damage and
+    clearing take away what is leased too).
+    """
+
+    lease_id: int
+    session: str
+    namespace: NamespaceDigest
+    blocks: int
+    state_at: int
+    born: float
+    deadline: float
+    slots: array[int]
+    intact: int
+    pool_pin: StatePin | None = None
+    state_row: StateRow | None = None
+    state_number: int = -1
+
+
+class LeaseTable:
+    """All leases, by number and by session. `now` is monotonic seconds."""
+
+    def __init__(
+        self,
+        holds: Holds,
+        *,
+        seconds: float,
+        longest_seconds: float,
+        most: int,
+        most_per_session: int,
+        most_blocks: int,
+    ) -> None:
+        self._holds = holds
+        self._seconds = seconds
+        self._longest = longest_seconds
+        self._most = most
+        self._most_per_session = most_per_session
+        self._most_blocks = most_blocks
+        self._leases: dict[int, Lease] = {}
+        self._sessions: dict[str, set[int]] = {}
+        self._deadlines = Deadlines()
+        self._blocks = 0
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds
+
+    def check_room(self, session: str, blocks: int) -> None:
+        """Raise LimitExceeded unless one more lease of so many blocks may be granted."""
+        mine = len(self._sessions.get(session, ()))
+        for field, value, most in (
+            ("leases", len(self._leases) + 1, self._most),
+            ("leases_per_session", mine + 1, self._most_per_session),
+            ("leased_blocks", self._blocks + blocks, self._most_blocks),
+        ):
+            if value > most:
+                raise LimitExceeded(
+                    "too much is leased; release leases that are done with",
+                    field=field,
+                    value=value,
+                    allowed=f"{most}",
+                )
+
+    def grant(
+        self,
+        lease_id: int,
+        session: str,
+        namespace: NamespaceDigest,
+        *,
+        slots: array[int],
+        state_at: int,
+        now: float,
+    ) -> Lease:
+        """A lease on the chain `slots`; its state is the caller's to protect. The id was never used before."""
+        lease = Lease(
+            lease_id, session, namespace, len(slots), state_at, now, now + self._seconds, slots, len(slots)
+        )
+        self._leases[lease_id] = lease
+        self._sessions.setdefault(session, set()).add(lease_id)
+        self._deadlines.set(lease_id, lease.deadline)
+        self._holds.hold(slots[-1], lease_id)
+        self._blocks += lease.blocks
+        return lease
+
+    def get(self, lease_id: int, session: str, now: float) -> Lease:
+        """Raise UnknownLease, saying whether it is unknown, of another session, or past its deadline."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            raise UnknownLease(
+                "no such lease: never given here, released, or ended",
+                field="lease_id",
+                value=lease_id,
+                allowed="a lease that this session holds",
+            )
+        if lease.session != session:
+            raise UnknownLease(
+                "the lease is of another session",
+                field="lease_id",
+                value=lease_id,
+                allowed="a lease that this session holds",
+            )
+        if lease.deadline <= now:
+            raise UnknownLease(
+                "the lease is past its deadline; look up again",
+                field="lease_id",
+                value=lease_id,
+                allowed=f"leases less than {self._seconds:g} s after the last lookup or renewal",
+            )
+        return lease
+
+    def renew(self, lease_id: int, session: str, now: float) -> Lease:
+        """A new deadline, no later than the longest life of a lease."""
+        lease = self.get(lease_id, session, now)
+        lease.deadline = min(now + self._seconds, lease.born + self._longest)
+        self._deadlines.set(lease_id, lease.deadline)
+        return lease
+
+    def pop(self, lease_id: int, session: str) -> Lease | None:
+        """End it if it is the session's; None changes nothing."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.session != session:
+            return None
+        self._end(lease)
+        return lease
+
+    def pop_session(self, session: str) -> list[Lease]:
+        ended = [self._leases[lease_id] for lease_id in sorted(self._sessions.get(session, ()))]
+        for lease in ended:
+            self._end(lease)
+        return ended
+
+    def pop_due(self, now: float) -> list[Lease]:
+        ended = [self._leases[lease_id] for lease_id in self._deadlines.due(now)]
+        for lease in ended:
+            self._end(lease)
+        return ended
+
+    def block_removed(self, lease_id: int, number: int) -> None:
+        """Block `number` of what the lease covers has left in spite of it, and nothing after it is there any more.
+        The hold moves to the block before."""
+        lease = self._leases.get(lease_id)
+        if lease is not None:
+            lease.intact = number
+            if number:
+                self._holds.hold(lease.slots[number - 1], lease_id)
+
+    def covers(self, slot: int, number: int) -> bool:
+        """Whether any lease covers the block `slot`, which is number `number` of its chain. Walks all leases."""
+        return any(number < lease.intact and lease.slots[number] == slot for lease in self._leases.values())
+
+    def all(self) -> list[Lease]:
+        return list(self._leases.values())
+
+    def _end(self, lease: Lease) -> None:
+        del self._leases[lease.lease_id]
+        mine = self._sessions[lease.session]
+        mine.remove(lease.lease_id)
+        if not mine:
+            del self._sessions[lease.session]
+        self._deadlines.discard(lease.lease_id)
+        if lease.intact:
+            self._holds.release(lease.slots[lease.intact - 1], lease.lease_id)
+        self._blocks -= lease.blocks

@@ -1,0 +1,227 @@
+"""What is live: index, states, ranks, leases and reservations, and the few steps that keep them in agreement."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+
+from kvstore.core.base import Gone, Limits
+from kvstore.core.holds import Holds
+from kvstore.core.index import HAS_STATE, NO_SLOT, USE_NOTED, USE_QUEUED, BlockIndex
+from kvstore.core.leases import Lease, LeaseTable
+from kvstore.core.namespaces import NamespaceInfo, NamespaceTable
+from kvstore.core.reservations import ReservationTable
+from kvstore.core.segments import SegmentMap
+from kvstore.core.states import StateRow, StateTable
+from kvstore.policy.lru import LruPolicy
+from kvstore.pool.states import StatePool
+from kvstore.store.base import Place
+from kvstore.types import BlockKey, Checks, ItemId, ItemKind, Lineage
+
+HOUR = 3600
+
+
+class Live:
+    """The parts, and every step that changes more than one of them. A state's handle in a segment is ~slot."""
+
+    def __init__(
+        self,
+        *,
+        pool: StatePool,
+        limits: Limits,
+        retention_seconds: float,
+        lease_seconds: float,
+        longest_lease_seconds: float,
+        reservation_seconds: float,
+        default_policy: str,
+    ) -> None:
+        self.pool = pool
+        self.limits = limits
+        self.retention_seconds = retention_seconds
+        self.namespaces = NamespaceTable(default_policy=default_policy, most=limits.namespaces)
+        self.index = BlockIndex()
+        self.states = StateTable()
+        self.segments = SegmentMap()
+        self.ranks = LruPolicy()
+        self.holds = Holds()
+        self.leases = LeaseTable(
+            self.holds,
+            seconds=lease_seconds,
+            longest_seconds=longest_lease_seconds,
+            most=limits.leases,
+            most_per_session=limits.leases_per_session,
+            most_blocks=limits.leased_blocks,
+        )
+        self.reservations = ReservationTable(
+            self.holds,
+            seconds=reservation_seconds,
+            most=limits.reservations,
+            most_per_session=limits.reservations_per_session,
+        )
+        self.totals: Counter[str] = Counter()
+        self.block_bytes = 0
+        self.bounded_blocks = 0
+        self._last_number = 0
+        self._latest = 0
+        # Handles whose last use is to be persisted: at most one entry per use that is not persisted yet.
+        self._uses = array("i")
+
+    def next_number(self) -> int:
+        """For leases and reservations alike, so that no hold is ever taken for another's. Never 0."""
+        self._last_number += 1
+        return self._last_number
+
+    def second(self, now_wall: float) -> int:
+        """The second that a use at `now_wall` counts for: rounded up, so that nothing expires before its time, and never
+        before an earlier use, so that ranks follow last uses whatever the clock does."""
+        self._latest = max(self._latest, math.ceil(now_wall))
+        return self._latest
+
+    # ---- places ---------------------------------------------------------------------------------------------
+
+    def info(self, slot: int) -> NamespaceInfo:
+        return self.namespaces.by_number(self.index.space[slot])
+
+    def place(self, slot: int) -> Place:
+        return Place(self.index.segment[slot], self.index.offset[slot], self.info(slot).figures.block_bytes)
+
+    def position(self, slot: int) -> int:
+        return (self.index.number[slot] + 1) * self.info(slot).figures.block_tokens
+
+    def gone(self, slot: int, kind: ItemKind, place: Place) -> Gone:
+        return Gone(self.info(slot).digest, ItemId(self.index.key(slot), kind), place)
+
+    # ---- blocks ---------------------------------------------------------------------------------------------
+
+    def insert_block(
+        self,
+        info: NamespaceInfo,
+        key: BlockKey,
+        parent: int,
+        place: Place,
+        *,
+        checks: Checks,
+        lineage: Lineage,
+        now: float,
+    ) -> int:
+        """A new block, used now: so is its chain."""
+        if parent != NO_SLOT:
+            self.touch(parent, now)
+        used = self.second(now)
+        slot = self.index.insert(info.number, key, parent, place, checks=checks, lineage=lineage, used=used)
+        self.ranks.on_insert(slot, below=parent)
+        self.account_block(slot, place, lineage)
+        self.reservations.block_inserted(info.digest, key, slot)
+        return slot
+
+    def account_block(self, slot: int, place: Place, lineage: Lineage) -> None:
+        """A block that is in the index now; its rank is the caller's to give."""
+        self.segments.add(place.segment_id, slot)
+        self.block_bytes += place.length
+        self.bounded_blocks += lineage is Lineage.BOUNDED
+
+    def replace_block(self, slot: int, place: Place, *, checks: Checks, lineage: Lineage) -> Place:
+        """Other bytes for a block; returns the old place."""
+        old = self.place(slot)
+        self.bounded_blocks += (lineage is Lineage.BOUNDED) - (self.index.lineage(slot) is Lineage.BOUNDED)
+        self.index.rewrite(slot, place, checks, lineage)
+        self.segments.add(place.segment_id, slot)
+        self.segments.remove(old.segment_id)
+        return old
+
+    def remove_block(self, slot: int) -> list[Gone]:
+        """Take out a childless block; its states, in both tiers, go first. What left the SSD, in that order."""
+        info, number, key = self.info(slot), self.index.number[slot], self.index.key(slot)
+        left = [self.remove_state(slot)] if self.states.get(slot) is not None else []
+        self.pool.remove(info.digest, key)
+        place = self.place(slot)
+        left.append(Gone(info.digest, ItemId(key, ItemKind.BLOCK), place))
+        for owner in sorted(self.holds.removed(slot)):
+            self.leases.block_removed(owner, number)
+            self.reservations.block_removed(owner, slot)
+        self.ranks.on_remove(slot)
+        self.segments.remove(place.segment_id)
+        self.block_bytes -= place.length
+        self.bounded_blocks -= self.index.lineage(slot) is Lineage.BOUNDED
+        self.index.remove(slot)
+        return left
+
+    def touch(self, slot: int, now: float) -> None:
+        """The block was used, and so was its whole chain; the root ranks last.
+
+        A chain that was touched within this second is not walked again: the walk ends at the first block whose last
+        use is this second, since no block was used later than its parent, and the blocks below it rank next to it.
+        That makes many small commits to one long chain cheap, for an order of eviction that is true to the second.
+        """
+        index, second = self.index, self.second(now)
+        used, parent, flags = index.used, index.parent, index.flags
+        path = []
+        while slot != NO_SLOT and used[slot] < second:
+            path.append(slot)
+            if not flags[slot] & USE_QUEUED and (
+                not flags[slot] & USE_NOTED or hour_after(used[slot]) < second
+            ):
+                flags[slot] |= USE_QUEUED
+                self._uses.append(slot)
+            used[slot] = second
+            slot = parent[slot]
+        if path:
+            self.ranks.on_touch(path, below=slot)
+
+    # ---- states ---------------------------------------------------------------------------------------------
+
+    def insert_state(self, slot: int, row: StateRow) -> None:
+        """The state at the end of a block that has none on SSD."""
+        self.states.add(slot, row)
+        self.index.flags[slot] |= HAS_STATE
+        self.segments.add(row.place.segment_id, ~slot)
+
+    def remove_state(self, slot: int) -> Gone:
+        """Leases on it find it gone."""
+        row = self.states.remove(slot)
+        self.index.flags[slot] &= ~HAS_STATE
+        self.segments.remove(row.place.segment_id)
+        return self.gone(slot, ItemKind.STATE, row.place)
+
+    def touch_state(self, slot: int, now: float) -> None:
+        row = self.states.get(slot)
+        assert row is not None, "a state that is used is held"
+        second = self.second(now)
+        if not row.use_queued and row.noted_until < second:
+            row.use_queued = True
+            self._uses.append(~slot)
+        self.states.touch(slot, second)
+
+    # ---- leases ---------------------------------------------------------------------------------------------
+
+    def end_leases(self, leases: list[Lease], now_mono: float) -> None:
+        """Take the protection off the states of leases that have ended."""
+        for lease in leases:
+            if lease.pool_pin is not None:
+                self.pool.unpin(lease.pool_pin, now=now_mono)
+            if lease.state_row is not None:
+                lease.state_row.leases -= 1
+
+    # ---- last uses ------------------------------------------------------------------------------------------
+
+    def take_uses(self) -> Iterator[tuple[Place, float]]:
+        """Place and last use of everything used since the last call, the use rounded up to a whole hour, so that further
+        uses within that hour need not be told."""
+        queued, self._uses = self._uses, array("i")
+        flags = self.index.flags
+        for handle in queued:
+            if handle >= 0 and flags[handle] & USE_QUEUED:
+                flags[handle] = flags[handle] & ~USE_QUEUED | USE_NOTED
+                yield self.place(handle), float(hour_after(self.index.used[handle]))
+            elif handle < 0:
+                row = self.states.get(~handle)
+                if row is not None and row.use_queued:
+                    row.use_queued = False
+                    row.noted_until = hour_after(row.used)
+                    yield row.place, float(row.noted_until)
+
+
+def hour_after(second: int) -> int:
+    return -(-second // HOUR) * HOUR

@@ -1,0 +1,196 @@
+"""Reservations: the writer's side. Invisible until commit, given back if the writer goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvstore.core.base import GivenBack, Granted
+from kvstore.core.deadlines import Deadlines
+from kvstore.core.holds import Holds
+from kvstore.errors import LimitExceeded, UnknownReservation
+from kvstore.types import BlockKey, ItemId, NamespaceDigest
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Items that one session may write. `builds_on`: keys of the blocks that they follow and that others hold or write;
+    `held_slots`: those of them that are in the index. `writing`: its bytes are on their way to the log, and its end is
+    the commit's to decide. `void`: its namespace was cleared meanwhile, so that nothing of it may become visible."""
+
+    reservation_id: int
+    session: str
+    namespace: NamespaceDigest
+    granted: Sequence[Granted]
+    born: float
+    deadline: float
+    builds_on: frozenset[BlockKey]
+    held_slots: set[int] = field(default_factory=set)
+    writing: bool = False
+    void: bool = False
+
+    def given_back(self) -> list[GivenBack]:
+        return [GivenBack(self.namespace, each.item.item_id) for each in self.granted]
+
+
+class ReservationTable:
+    """All reservations, by number, by session and by key. `now` is monotonic seconds."""
+
+    def __init__(self, holds: Holds, *, seconds: float, most: int, most_per_session: int) -> None:
+        self._holds = holds
+        self._seconds = seconds
+        self._most = most
+        self._most_per_session = most_per_session
+        self._open: dict[int, Reservation] = {}
+        self._sessions: dict[str, set[int]] = {}
+        self._in_flight: dict[tuple[NamespaceDigest, ItemId], Reservation] = {}
+        self._builders: dict[tuple[NamespaceDigest, BlockKey], set[int]] = {}
+        self._deadlines = Deadlines()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def check_room(self, session: str) -> None:
+        """Raise LimitExceeded unless one more may be made."""
+        mine = len(self._sessions.get(session, ()))
+        for name, value, most in (
+            ("reservations", len(self._open) + 1, self._most),
+            ("reservations_per_session", mine + 1, self._most_per_session),
+        ):
+            if value > most:
+                raise LimitExceeded(
+                    "too many open reservations; commit or abort some",
+                    field=name,
+                    value=value,
+                    allowed=f"{most}",
+                )
+
+    def owner(self, namespace: NamespaceDigest, item: ItemId) -> Reservation | None:
+        """The reservation that has the item."""
+        return self._in_flight.get((namespace, item))
+
+    def find(self, reservation_id: int) -> Reservation | None:
+        return self._open.get(reservation_id)
+
+    def grant(
+        self,
+        reservation_id: int,
+        session: str,
+        namespace: NamespaceDigest,
+        *,
+        granted: Sequence[Granted],
+        builds_on: Mapping[BlockKey, int | None],
+        now: float,
+    ) -> Reservation:
+        """`builds_on`: slots of the blocks outside the reservation that its items follow, None where another reservation
+        is still writing it. They are not evicted while the reservation lives, once they are in the index."""
+        made = Reservation(
+            reservation_id,
+            session,
+            namespace,
+            granted,
+            now,
+            now + self._seconds,
+            builds_on=frozenset(builds_on),
+        )
+        self._open[reservation_id] = made
+        self._sessions.setdefault(session, set()).add(reservation_id)
+        for each in granted:
+            self._in_flight[namespace, each.item.item_id] = made
+        for key, slot in builds_on.items():
+            self._builders.setdefault((namespace, key), set()).add(reservation_id)
+            if slot is not None:
+                self._hold(made, slot)
+        self._deadlines.set(reservation_id, made.deadline)
+        return made
+
+    def get(self, reservation_id: int, session: str) -> Reservation:
+        """Raise UnknownReservation, saying whether it is unknown or of another session."""
+        found = self._open.get(reservation_id)
+        if found is None:
+            raise UnknownReservation(
+                "no such reservation: never made here, committed, given back, or past its deadline",
+                field="reservation_id",
+                value=reservation_id,
+                allowed="a reservation that this session holds",
+            )
+        if found.session != session:
+            raise UnknownReservation(
+                "the reservation is of another session",
+                field="reservation_id",
+                value=reservation_id,
+                allowed="a reservation that this session holds",
+            )
+        return found
+
+    def start_writing(self, reservation: Reservation) -> None:
+        """From here on its deadline and its session's end no longer count: the log may hold its bytes already."""
+        reservation.writing = True
+        self._deadlines.discard(reservation.reservation_id)
+
+    def end(self, reservation: Reservation) -> None:
+        del self._open[reservation.reservation_id]
+        mine = self._sessions[reservation.session]
+        mine.remove(reservation.reservation_id)
+        if not mine:
+            del self._sessions[reservation.session]
+        self._deadlines.discard(reservation.reservation_id)
+        for each in reservation.granted:
+            del self._in_flight[reservation.namespace, each.item.item_id]
+        for slot in reservation.held_slots:
+            self._holds.release(slot, reservation.reservation_id)
+        for key in reservation.builds_on:
+            builders = self._builders[reservation.namespace, key]
+            builders.remove(reservation.reservation_id)
+            if not builders:
+                del self._builders[reservation.namespace, key]
+
+    def block_inserted(self, namespace: NamespaceDigest, key: BlockKey, slot: int) -> None:
+        """A block is in the index now: the reservations that build on it hold it from here on."""
+        for reservation_id in self._builders.get((namespace, key), ()):
+            self._hold(self._open[reservation_id], slot)
+
+    def _hold(self, reservation: Reservation, slot: int) -> None:
+        reservation.held_slots.add(slot)
+        self._holds.hold(slot, reservation.reservation_id)
+
+    def end_session(self, session: str) -> list[Reservation]:
+        """Those that are not being written."""
+        numbers = sorted(self._sessions.get(session, ()))
+        ended = [self._open[number] for number in numbers if not self._open[number].writing]
+        for each in ended:
+            self.end(each)
+        return ended
+
+    def end_due(self, now: float) -> list[Reservation]:
+        ended = [self._open[number] for number in self._deadlines.due(now)]
+        for each in ended:
+            self.end(each)
+        return ended
+
+    def block_removed(self, reservation_id: int, slot: int) -> None:
+        """A block that the reservation builds on has left in spite of its hold."""
+        found = self._open.get(reservation_id)
+        if found is not None:
+            found.held_slots.discard(slot)
+
+    def void(self, namespace: NamespaceDigest) -> list[Reservation]:
+        """The namespace is being cleared: end what is not being written, and mark the rest."""
+        mine = [each for each in self._open.values() if each.namespace == namespace]
+        for each in mine:
+            each.void = True
+        ended = [each for each in mine if not each.writing]
+        for each in ended:
+            self.end(each)
+        return ended
+
+    def all(self) -> list[Reservation]:
+        return list(self._open.values())

@@ -1,0 +1,364 @@
+"""Reserve and commit: who may write what, and when it becomes visible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kvstore.core.base import (
+    CommitReport,
+    Granted,
+    Outcome,
+    ReserveItem,
+    ReserveOutcome,
+    ReserveResult,
+    Written,
+)
+from kvstore.core.index import NO_SLOT
+from kvstore.core.live import Live
+from kvstore.core.namespaces import NamespaceInfo
+from kvstore.core.reservations import Reservation
+from kvstore.core.states import StateRow
+from kvstore.errors import GeometryMismatch, InvalidArgument, LimitExceeded
+from kvstore.pool.states import PooledState
+from kvstore.store.base import Place
+from kvstore.types import KEY_BYTES, BlockKey, ItemId, ItemKind, Lineage
+
+
+@dataclass(slots=True)
+class _Claim:
+    """A reserve call under way. `promised`: position of each block granted in it; `builds_on`: slot, or None while it is
+    being written, of each other block that the granted items follow; `used`: slots that the call is interested in."""
+
+    info: NamespaceInfo
+    session: str
+    now: float
+    granted: list[Granted] = field(default_factory=list)
+    promised: dict[BlockKey, int] = field(default_factory=dict)
+    builds_on: dict[BlockKey, int | None] = field(default_factory=dict)
+    used: list[int] = field(default_factory=list)
+
+
+def reserve(
+    live: Live,
+    session: str,
+    namespace: bytes,
+    items: Sequence[ReserveItem],
+    *,
+    now_mono: float,
+    now_wall: float,
+) -> ReserveResult:
+    """See Core.reserve."""
+    info = live.namespaces.get(namespace)
+    if len(items) > live.limits.reserved_items:
+        raise LimitExceeded(
+            "too many items in one reservation",
+            field="items",
+            value=len(items),
+            allowed=f"{live.limits.reserved_items}",
+        )
+    for index, item in enumerate(items):
+        _check_item(info, index, item)
+    if len({(item.key, item.kind) for item in items}) != len(items):
+        raise InvalidArgument(
+            "an item is named twice", field="items", value=len(items), allowed="each item once"
+        )
+    live.reservations.check_room(session)
+    claim = _Claim(info, session, now_mono)
+    outcomes = [_decide(live, claim, index, item) for index, item in enumerate(items)]
+    for slot in claim.used:
+        live.touch(slot, now_wall)
+    if not claim.granted:
+        return ReserveResult(None, outcomes)
+    made = live.reservations.grant(
+        live.next_number(),
+        session,
+        info.digest,
+        granted=claim.granted,
+        builds_on=claim.builds_on,
+        now=now_mono,
+    )
+    return ReserveResult(made.reservation_id, outcomes)
+
+
+def commit(
+    live: Live,
+    reservation: Reservation,
+    results: Mapping[ItemId, Written],
+    *,
+    now_mono: float,
+    now_wall: float,
+) -> CommitReport:
+    """See Core.committed."""
+    assert reservation.writing, "commit_list comes before committed"
+    info = live.namespaces.find(reservation.namespace)
+    # Ended first: its own claims must not look like another's, and its holds have done their work.
+    live.reservations.end(reservation)
+    visible: list[ItemId] = []
+    discard: list[Place] = []
+    total = 0
+    for granted in reservation.granted:
+        item = granted.item
+        written = results.get(item.item_id)
+        if written is None:
+            continue
+        _check_written(item, written)
+        if reservation.void or info is None:
+            kept, dropped = False, [written.place] if written.place is not None else []
+        elif item.kind is ItemKind.BLOCK:
+            kept, dropped = _show_block(live, info, item, written, now_wall)
+        else:
+            kept, dropped = _show_state(live, info, item, written, now_mono=now_mono, now_wall=now_wall)
+        discard += dropped
+        if kept:
+            visible.append(item.item_id)
+            total += item.length
+    return CommitReport(visible, discard, total)
+
+
+def _check_item(info: NamespaceInfo, index: int, item: ReserveItem) -> None:
+    figures, at = info.figures, f"items[{index}]"
+    if item.kind not in (ItemKind.BLOCK, ItemKind.STATE):
+        raise InvalidArgument(
+            "unknown kind of item", field=f"{at}.kind", value=item.kind, allowed="BLOCK, STATE"
+        )
+    is_block = item.kind is ItemKind.BLOCK
+    keys = (("key", item.key), ("parent", item.parent)) if is_block else (("key", item.key),)
+    for name, value in keys:
+        if not isinstance(value, bytes) or len(value) != KEY_BYTES:
+            raise InvalidArgument(
+                "not a key", field=f"{at}.{name}", value=repr(value), allowed=f"{KEY_BYTES} bytes"
+            )
+    if not isinstance(item.position, int) or item.position < 1 or item.position % figures.block_tokens:
+        raise InvalidArgument(
+            "an item ends at a block edge",
+            field=f"{at}.position",
+            value=item.position,
+            allowed=f"positive multiples of {figures.block_tokens}",
+        )
+    wanted = figures.block_bytes if is_block else figures.state_bytes
+    if item.length != wanted:
+        raise GeometryMismatch(
+            f"a {item.kind.name.lower()} of namespace {info.name!r} has another length",
+            field=f"{at}.length",
+            value=item.length,
+            allowed=f"{wanted} bytes",
+        )
+    if item.lineage not in (Lineage.EXACT, Lineage.BOUNDED):
+        raise InvalidArgument(
+            "unknown lineage", field=f"{at}.lineage", value=item.lineage, allowed="EXACT, BOUNDED"
+        )
+    if is_block:
+        if (item.position == figures.block_tokens) != (item.parent == info.digest):
+            raise InvalidArgument(
+                "the parent of a first block, and of no other, is the namespace",
+                field=f"{at}.parent",
+                value=item.parent,
+                allowed="the namespace digest at the first edge, the key of the block before elsewhere",
+            )
+        if item.to_pool or not item.to_ssd:
+            raise InvalidArgument(
+                "a block goes to SSD", field=f"{at}.to_pool", value=item.to_pool, allowed="to_ssd alone"
+            )
+    elif not (item.to_pool or item.to_ssd):
+        raise InvalidArgument(
+            "a state goes somewhere", field=f"{at}.to_pool", value=False, allowed="to_pool, to_ssd or both"
+        )
+
+
+def _decide(live: Live, claim: _Claim, index: int, item: ReserveItem) -> Outcome:
+    slot = live.index.find(claim.info.number, item.key)
+    if slot != NO_SLOT and live.position(slot) != item.position:
+        raise InvalidArgument(
+            "the block is known at another position",
+            field=f"items[{index}].position",
+            value=item.position,
+            allowed=f"{live.position(slot)}",
+        )
+    if item.kind is ItemKind.BLOCK:
+        return _decide_block(live, claim, index, item, slot)
+    return _decide_state(live, claim, index, item, slot)
+
+
+def _decide_block(live: Live, claim: _Claim, index: int, item: ReserveItem, slot: int) -> Outcome:
+    info = claim.info
+    if slot != NO_SLOT:
+        before = live.index.parent[slot]
+        if item.parent != (info.digest if before == NO_SLOT else live.index.key(before)):
+            raise InvalidArgument(
+                "the block is known with another parent",
+                field=f"items[{index}].parent",
+                value=item.parent,
+                allowed="the key of the block before it",
+            )
+        claim.used.append(slot)
+        if not _may_replace_block(live, slot, item.lineage):
+            return Outcome(ReserveOutcome.HELD)
+    flight = _in_flight(live, claim, item)
+    if flight is not None:
+        return flight
+    edge = item.position - info.figures.block_tokens
+    if edge:
+        parent = live.index.find(info.number, item.parent)
+        if parent != NO_SLOT:
+            _check_parent(index, live.position(parent), edge)
+            claim.builds_on[BlockKey(item.parent)] = parent
+            claim.used.append(parent)
+        else:
+            promised = _promised(live, claim, item.parent)
+            if promised is None:
+                return Outcome(ReserveOutcome.PARENT_MISSING)
+            _check_parent(index, promised, edge)
+            _build_on(claim, BlockKey(item.parent))
+    claim.promised[item.key] = item.position
+    claim.granted.append(Granted(index, item))
+    return Outcome(ReserveOutcome.GRANTED)
+
+
+def _decide_state(live: Live, claim: _Claim, index: int, item: ReserveItem, slot: int) -> Outcome:
+    info = claim.info
+    if slot == NO_SLOT:
+        promised = _promised(live, claim, item.key)
+        if promised is None:
+            return Outcome(ReserveOutcome.PARENT_MISSING)
+        if promised != item.position:
+            raise InvalidArgument(
+                "the state's block ends elsewhere",
+                field=f"items[{index}].position",
+                value=item.position,
+                allowed=f"{promised}",
+            )
+        to_pool, to_ssd = item.to_pool, item.to_ssd
+    else:
+        claim.used.append(slot)
+        row = live.states.get(slot)
+        to_pool = item.to_pool and not live.pool.contains(info.digest, item.key, now=claim.now)
+        to_ssd = item.to_ssd and (row is None or _may_replace_state(row, item.lineage))
+        if not (to_pool or to_ssd):
+            return Outcome(ReserveOutcome.HELD)
+    flight = _in_flight(live, claim, item)
+    if flight is not None:
+        return flight
+    if slot != NO_SLOT:
+        claim.builds_on[item.key] = slot
+    else:
+        _build_on(claim, item.key)
+    claim.granted.append(Granted(index, replace(item, to_pool=to_pool, to_ssd=to_ssd)))
+    return Outcome(ReserveOutcome.GRANTED)
+
+
+def _in_flight(live: Live, claim: _Claim, item: ReserveItem) -> Outcome | None:
+    owner = live.reservations.owner(claim.info.digest, item.item_id)
+    return None if owner is None else Outcome(ReserveOutcome.IN_FLIGHT, max(claim.now - owner.born, 0.0))
+
+
+def _promised(live: Live, claim: _Claim, key: bytes) -> int | None:
+    """Position of a block that this session is writing: in this call, or in another reservation that can still commit."""
+    position = claim.promised.get(BlockKey(key))
+    if position is not None:
+        return position
+    item_id = ItemId(BlockKey(key), ItemKind.BLOCK)
+    owner = live.reservations.owner(claim.info.digest, item_id)
+    if owner is None or owner.session != claim.session or owner.void:
+        return None
+    return next(each.item.position for each in owner.granted if each.item.item_id == item_id)
+
+
+def _build_on(claim: _Claim, key: BlockKey) -> None:
+    """A granted item follows a block that is being written, in this call or in another reservation of the session."""
+    if key not in claim.promised:
+        claim.builds_on[key] = None
+
+
+def _check_parent(index: int, position: int, edge: int) -> None:
+    if position != edge:
+        raise InvalidArgument(
+            "the parent ends elsewhere",
+            field=f"items[{index}].position",
+            value=edge,
+            allowed=f"{position} plus one block",
+        )
+
+
+def _may_replace_block(live: Live, slot: int, lineage: Lineage) -> bool:
+    """EXACT bytes may take the place of BOUNDED ones that nobody leases; else the first writer wins."""
+    if not (lineage is Lineage.EXACT and live.index.lineage(slot) is Lineage.BOUNDED):
+        return False
+    return not live.leases.covers(slot, live.index.number[slot])
+
+
+def _may_replace_state(row: StateRow, lineage: Lineage) -> bool:
+    return lineage is Lineage.EXACT and row.lineage is Lineage.BOUNDED and not row.leases
+
+
+def _check_written(item: ReserveItem, written: Written) -> None:
+    assert (written.place is not None) == item.to_ssd, "an item for SSD has a place there"
+    assert (written.payload is not None) == item.to_pool, "an item for the pool has its payload"
+    assert written.place is None or written.place.length == item.length, "the log keeps payloads as they are"
+
+
+def _show_block(
+    live: Live, info: NamespaceInfo, item: ReserveItem, written: Written, now_wall: float
+) -> tuple[bool, list[Place]]:
+    """(Whether it is visible now, places that nothing refers to.)"""
+    place = written.place
+    assert place is not None, "a block goes to SSD"
+    slot = live.index.find(info.number, item.key)
+    if slot != NO_SLOT:
+        live.touch(slot, now_wall)
+        if not _may_replace_block(live, slot, item.lineage):
+            return True, [place]
+        return True, [live.replace_block(slot, place, checks=written.checks, lineage=item.lineage)]
+    parent = NO_SLOT
+    if item.parent != info.digest:
+        parent = live.index.find(info.number, item.parent)
+        if parent == NO_SLOT:
+            live.totals["parent_lost_total"] += 1
+            return False, [place]
+    live.insert_block(
+        info, item.key, parent, place, checks=written.checks, lineage=item.lineage, now=now_wall
+    )
+    live.totals["stored_blocks_total"] += 1
+    return True, []
+
+
+def _show_state(
+    live: Live, info: NamespaceInfo, item: ReserveItem, written: Written, *, now_mono: float, now_wall: float
+) -> tuple[bool, list[Place]]:
+    slot = live.index.find(info.number, item.key)
+    if slot == NO_SLOT:
+        live.totals["parent_lost_total"] += 1
+        return False, [written.place] if written.place is not None else []
+    live.touch(slot, now_wall)
+    dropped: list[Place] = []
+    if written.place is not None:
+        row = live.states.get(slot)
+        if row is not None and not _may_replace_state(row, item.lineage):
+            dropped.append(written.place)
+        else:
+            if row is not None:
+                dropped.append(live.remove_state(slot).place)
+            live.insert_state(
+                slot, StateRow(written.place, written.checks, item.lineage, live.second(now_wall))
+            )
+            live.totals["stored_states_total"] += 1
+    pooled = True
+    if written.payload is not None:
+        state = PooledState(written.payload, item.position, item.lineage, written.checks)
+        pooled = live.pool.put(
+            info.digest, item.key, state, now=now_mono, after=_earlier_state(live, info, slot)
+        )
+    return pooled or written.place is not None, dropped
+
+
+def _earlier_state(live: Live, info: NamespaceInfo, slot: int) -> BlockKey | None:
+    """The nearest block before this one in its chain that has a state in the pool."""
+    parent, key = live.index.parent, live.index.key
+
+    def ancestors() -> Iterator[BlockKey]:
+        at = parent[slot]
+        while at != NO_SLOT:
+            yield key(at)
+            at = parent[at]
+
+    return live.pool.nearest(info.digest, ancestors())

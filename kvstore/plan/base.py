@@ -1,0 +1,101 @@
+"""Values that go into and come out of a restore plan. All positions are tokens from the start of the prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvstore.types import Exactness, StateSource
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What is held for one prompt, counted from its first token.
+
+    blocks: whole blocks held without a gap from the start. pool_states, checkpoints: block edges in tokens, ascending,
+    each at most blocks x block_tokens, at which a whole state is held in that tier.
+    """
+
+    blocks: int
+    pool_states: tuple[int, ...] = ()
+    checkpoints: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Measured rates. Seconds per layer-token (one layer run for one token), seconds per byte from each tier up to
+    the worker's memory, and seconds that any fetch costs at least."""
+
+    seconds_per_layer_token: float = 2e-5
+    seconds_per_ssd_byte: float = 2e-9
+    seconds_per_memory_byte: float = 1e-9
+    seconds_per_fetch: float = 5e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """One way to resume, with its price. `seconds` is the whole time to the first token: reading, replaying and
+    computing the rest of the prompt."""
+
+    compute_from: int
+    state_source: StateSource
+    state_at: int
+    replay_from: int
+    replay_layer_tokens: int
+    bytes_ssd: int
+    bytes_memory: int
+    seconds: float
+
+    @property
+    def replay_tokens(self) -> int:
+        return self.compute_from - self.replay_from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStates:
+    """Which states the worker is to keep. `pool` and `ssd` are edges inside the prompt, ascending; the two flags say
+    whether the last edge of the output goes to that tier; `every_tokens` > 0 asks for each further multiple of it
+    (in the output) on SSD."""
+
+    pool: tuple[int, ...] = ()
+    ssd: tuple[int, ...] = ()
+    output_edge_pool: bool = False
+    output_edge_ssd: bool = False
+    every_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePlan:
+    """How to resume a prompt of `prompt_tokens` tokens most cheaply and correctly.
+
+    Blocks [0, compute_from) are read; only positions >= compute_from are computed and written. Laws:
+    replay_from <= compute_from <= max(prompt_tokens - 1, 0); replay_tokens = compute_from - replay_from;
+    state_at == replay_from unless the source is REPLAY or NONE; NONE has compute_from == 0.
+    """
+
+    prompt_tokens: int
+    chosen: Alternative
+    runner_up: Alternative | None
+    exactness: Exactness
+    save_states: SaveStates
+    blocks_missing: int
+    wait_for: tuple[int, ...] = field(default=())
+
+    @property
+    def compute_from(self) -> int:
+        return self.chosen.compute_from
+
+    @property
+    def state_source(self) -> StateSource:
+        return self.chosen.state_source
+
+    @property
+    def state_at(self) -> int:
+        return self.chosen.state_at
+
+    @property
+    def replay_from(self) -> int:
+        return self.chosen.replay_from
+
+    @property
+    def replay_tokens(self) -> int:
+        return self.chosen.replay_tokens

@@ -1,0 +1,75 @@
+"""The Admin service: each call decoded, done, encoded."""
+
+# ruff: noqa: N802 -- the methods have the names of the wire contract
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from kvstore.errors import InvalidArgument
+from kvstore.service import encode
+from kvstore.service.engine import Engine
+from kvstore.service.figures import VERSION, figures
+from kvstore.service.status import Context, answering
+from kvstore.types import Tier
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.v1 import cache_pb2_grpc
+
+DRAIN_SECONDS_MAX = 3600.0
+
+_TIERS: dict[int, Tier | None] = {
+    pb.StateTier.STATE_TIER_UNSPECIFIED: None,
+    pb.StateTier.STATE_TIER_POOL: Tier.POOL,
+    pb.StateTier.STATE_TIER_SSD: Tier.SSD,
+}
+
+
+class AdminServicer(cache_pb2_grpc.AdminServicer):
+    """`on_drain` is awaited when a drain begins: health then says NOT_SERVING."""
+
+    def __init__(self, engine: Engine, *, on_drain: Callable[[], Awaitable[None]]) -> None:
+        self._engine = engine
+        self._on_drain = on_drain
+
+    def check_ready(self) -> None:
+        self._engine.check_ready()
+
+    @answering
+    async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsReply:
+        return pb.StatsReply(values=figures(self._engine), boot=self._engine.boot.hex(), version=VERSION)
+
+    @answering
+    async def Clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearReply:
+        cleared = await self._engine.clear(
+            encode.take_digest(request.namespace) if request.namespace else None
+        )
+        return pb.ClearReply(blocks=cleared.blocks, states=cleared.states)
+
+    @answering
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
+        seconds = encode.take_seconds(request.seconds, field="seconds", high=DRAIN_SECONDS_MAX)
+        await self._on_drain()
+        return pb.DrainReply(left_open=await self._engine.drain(seconds))
+
+    @answering
+    async def SetPolicy(self, request: pb.SetPolicyRequest, context: Context) -> pb.Namespace:
+        digest = encode.take_digest(request.namespace)
+        return encode.put_namespace(await self._engine.registry.set_policy(digest, request.policy))
+
+    @answering
+    async def DropStates(self, request: pb.DropStatesRequest, context: Context) -> pb.DropStatesReply:
+        if request.tier not in _TIERS:
+            raise InvalidArgument(
+                "unknown tier", field="tier", value=request.tier, allowed="0 (both), 1 (pool), 2 (SSD)"
+            )
+        dropped = self._engine.drop_states(
+            encode.take_digest(request.namespace) if request.namespace else None, _TIERS[request.tier]
+        )
+        return pb.DropStatesReply(dropped=dropped.dropped, kept=dropped.kept)
+
+    @answering
+    async def ListNamespaces(
+        self, request: pb.ListNamespacesRequest, context: Context
+    ) -> pb.ListNamespacesReply:
+        return pb.ListNamespacesReply(
+            namespaces=[encode.put_namespace(info) for info in self._engine.core.namespaces()]
+        )

@@ -1,0 +1,318 @@
+"""The service's parts put together: what a call does to the core, the log, the pool and the handoffs.
+
+Everything here runs in the event loop's thread; what blocks goes through the writer and the reader.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from kvstore.config import ServiceConfig
+from kvstore.core import (
+    Cleared,
+    CommitReport,
+    Core,
+    Dropped,
+    FetchItem,
+    Gone,
+    Granted,
+    Lease,
+    LookupResult,
+    ReserveItem,
+    ReserveResult,
+)
+from kvstore.errors import Draining, KvstoreError, LimitExceeded, Unavailable
+from kvstore.plan.base import Costs
+from kvstore.pool.handoffs import HandoffTable
+from kvstore.service.activity import Activity
+from kvstore.service.reader import Reader
+from kvstore.service.registry import Registry
+from kvstore.service.session import Session, Sessions
+from kvstore.service.staging import Staging
+from kvstore.service.timekeeping import ServiceTime
+from kvstore.service.uploads import Upload, Uploads
+from kvstore.service.writer import Writer
+from kvstore.store.base import Place, RecordLog
+from kvstore.types import BootId, ItemKind, NamespaceDigest, Tier
+
+log = logging.getLogger(__name__)
+
+NO_SESSION = ""
+
+
+class Engine:
+    """One running store. `ready` from when the index is complete; `draining` from a Drain call or a stop signal."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        *,
+        boot: BootId,
+        store: RecordLog,
+        core: Core,
+        handoffs: HandoffTable,
+        reader: Reader,
+        time: ServiceTime,
+    ) -> None:
+        self.config = config
+        self.boot = boot
+        self.log = store
+        self.core = core
+        self.handoffs = handoffs
+        self.reader = reader
+        self.time = time
+        self.staging = Staging(config.staging_bytes)
+        self.uploads = Uploads(self.staging)
+        self.sessions = Sessions(boot=boot, limit=config.sessions, on_end=self._end_session)
+        self.activity = Activity(self._open_work)
+        self.counts: Counter[str] = Counter()
+        self.ready = False
+        self.draining = False
+
+    def attach(self, writer: Writer, registry: Registry) -> None:
+        """The two parts that decide through this one."""
+        self.writer = writer
+        self.registry = registry
+
+    def check_ready(self) -> None:
+        if not self.ready:
+            raise Unavailable("the index is being loaded; try again soon")
+
+    def check_open(self) -> None:
+        """Before anything that would be new work."""
+        if self.draining:
+            raise Draining(
+                "the service takes no new leases, reservations and handoffs", field="draining", value="true"
+            )
+
+    def _open_work(self) -> int:
+        """Leases, reservations and takes that are open."""
+        statistics = self.core.statistics()
+        return statistics.leases + statistics.reservations + self.handoffs.statistics().out
+
+    # ---- space: what the writer asks ----------------------------------------------------------------------------
+
+    def evict(self, need_bytes: int) -> list[Place]:
+        return places_of(self.core.plan_eviction(need_bytes, prefer_states=True, now_wall=self.time.wall()))
+
+    def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
+        self.registry.moved(moves)
+        relocated = self.core.relocate(segment_id, moves)
+        return [*places_of(relocated.lost), *relocated.discard]
+
+    # ---- reading ------------------------------------------------------------------------------------------------
+
+    def lookup(
+        self,
+        namespace: bytes,
+        keys: Sequence[bytes],
+        *,
+        prompt_tokens: int,
+        costs: Costs,
+        session: str,
+        lease: bool,
+    ) -> LookupResult:
+        if lease:
+            self.check_open()
+        found = self.core.lookup(
+            namespace,
+            keys,
+            prompt_tokens=prompt_tokens,
+            costs=costs,
+            session=session,
+            lease=lease,
+            now_mono=self.time.monotonic(),
+            now_wall=self.time.wall(),
+        )
+        counts, plan = self.counts, found.plan
+        counts["lookups_total"] += 1
+        counts["lookup_tokens_total"] += prompt_tokens
+        counts["lookup_hit_tokens_total"] += plan.compute_from
+        counts[f"plans_{plan.state_source.value.lower()}_total"] += 1
+        counts["lookup_hits_total" if plan.compute_from else "lookup_misses_total"] += 1
+        return found
+
+    def lease(self, lease_id: int, session: str) -> Lease:
+        return self.core.lease(lease_id, session, self.time.monotonic())
+
+    def release(self, lease_id: int, session: str) -> bool:
+        was_held = self.core.release(lease_id, session, self.time.monotonic())
+        self.activity.note()
+        return was_held
+
+    def damaged(self, namespace: NamespaceDigest, item: FetchItem) -> None:
+        """What could not be read is forgotten after this one failure, and can be stored again."""
+        self.counts["damaged_total"] += 1
+        self.writer.room.discard(places_of(self.core.forget(namespace, item.item, place=item.place)))
+
+    # ---- writing ------------------------------------------------------------------------------------------------
+
+    def reserve(self, session: Session, namespace: bytes, items: Sequence[ReserveItem]) -> ReserveResult:
+        self.check_open()
+        largest = self.log.largest_append_bytes()
+        for index, item in enumerate(items):
+            if item.to_ssd and item.length > largest:
+                raise LimitExceeded(
+                    "the item does not fit into one segment; start the service with larger segments",
+                    field=f"items[{index}].length",
+                    value=item.length,
+                    allowed=f"{largest} bytes",
+                )
+        now = self.time.monotonic()
+        result = self.core.reserve(session.id, namespace, items, now_mono=now, now_wall=self.time.wall())
+        if result.reservation_id is not None:
+            granted = self.core.granted(result.reservation_id, session.id)
+            self.uploads.begin(
+                result.reservation_id,
+                session.id,
+                NamespaceDigest(namespace),
+                granted,
+                now + self.core.reservation_seconds,
+            )
+        return result
+
+    async def commit(self, reservation_id: int, session: Session) -> CommitReport:
+        upload = self.uploads.get(reservation_id, session.id)
+        self.writer.check_accepts()
+        self.core.commit_list(reservation_id, session.id)
+        self.uploads.close(upload)
+        pairs = upload.records()
+        publication = _Publication(self, upload, [granted for granted, _ in pairs])
+        return await self.writer.commit([record for _, record in pairs], publication)
+
+    def publish(self, upload: Upload, places: dict[int, Place]) -> CommitReport:
+        """The commit is over: what is durable becomes visible, and all of its memory goes back."""
+        try:
+            report = self.core.committed(
+                upload.reservation_id,
+                upload.session,
+                upload.results(places),
+                now_mono=self.time.monotonic(),
+                now_wall=self.time.wall(),
+            )
+        finally:
+            self.uploads.end(upload.reservation_id)
+            self.activity.note()
+        self.counts["committed_items_total"] += len(report.visible)
+        self.counts["committed_bytes_total"] += report.bytes
+        limit = int(self.config.states_share * self.config.disk)
+        self.writer.room.discard(places_of(self.core.states_over_share(limit)))
+        return report
+
+    def abort(self, reservation_id: int, session: Session) -> bool:
+        try:
+            self.uploads.get(reservation_id, session.id)
+        except KvstoreError:
+            # Being committed, ended, or never there: nothing to abort.
+            return False
+        self.core.abort(reservation_id, session.id)
+        self.uploads.end(reservation_id)
+        self.activity.note()
+        return True
+
+    # ---- for operators ------------------------------------------------------------------------------------------
+
+    async def clear(self, namespace: bytes | None) -> Cleared:
+        """Everything of one namespace or of all, in every tier, handoffs included."""
+
+        def emptied() -> None:
+            self.uploads.end_where(lambda upload: namespace in (None, upload.namespace))
+            self.handoffs.clear(None if namespace is None else NamespaceDigest(namespace))
+            self.activity.note()
+
+        return await self.registry.clear(namespace, emptied=emptied)
+
+    def drop_states(self, namespace: bytes | None, tier: Tier | None) -> Dropped:
+        dropped = self.core.drop_states(namespace, tier)
+        self.writer.room.discard(places_of(dropped.gone))
+        return dropped
+
+    async def drain(self, seconds: float) -> int:
+        """Refuse new work from now on; what is still open when all has ended or the time is over."""
+        self.draining = True
+        return await self.activity.wait_idle(seconds)
+
+    # ---- ends ---------------------------------------------------------------------------------------------------
+
+    def _end_session(self, session: Session) -> None:
+        now = self.time.monotonic()
+        self.core.end_session(session.id, now)
+        self.uploads.end_where(lambda upload: upload.session == session.id)
+        self.handoffs.end_session(session.id, now)
+        self.activity.note()
+
+    def expire(self) -> None:
+        """End whatever is past its deadline in memory."""
+        now = self.time.monotonic()
+        self.counts["expired_leases_total"] += self.core.expire_leases(now)
+        self.core.expire_reservations(now)
+        self.uploads.end_where(lambda upload: upload.deadline <= now)
+        self.handoffs.expire(now)
+        self.core.pool.expire(now)
+        self.activity.note()
+
+    def expire_blocks(self, *, limit: int) -> int:
+        """Let go of up to `limit` blocks whose retention is over; how many records left the disk."""
+        gone = self.core.expire_blocks(self.time.wall(), limit=limit)
+        self.writer.room.discard(places_of(gone))
+        return len(gone)
+
+
+class _Publication:
+    """A commit's way back from the writer."""
+
+    def __init__(self, engine: Engine, upload: Upload, granted: Sequence[Granted]) -> None:
+        self._engine = engine
+        self._upload = upload
+        self._granted = granted
+
+    def publish(self, places: Sequence[Place | None]) -> CommitReport:
+        return self._engine.publish(
+            self._upload,
+            {
+                each.index: place
+                for each, place in zip(self._granted, places, strict=True)
+                if place is not None
+            },
+        )
+
+
+class LeasedItems:
+    """The list that one Fetch call asked for, as the reader needs it."""
+
+    def __init__(
+        self, engine: Engine, lease: Lease, *, first_block: int, block_count: int, state: bool
+    ) -> None:
+        self._engine = engine
+        self._lease = lease
+        self._first = first_block
+        self._blocks = block_count
+        self.items = engine.core.fetch_list(
+            lease, first_block=first_block, block_count=block_count, want_state=state
+        )
+
+    def place_of(self, number: int) -> tuple[ItemKind, int]:
+        """Kind and index, as an item's header names them, of item `number`."""
+        if number < self._blocks:
+            return ItemKind.BLOCK, self._first + number
+        return ItemKind.STATE, self._lease.state_at
+
+    def again(self, number: int) -> FetchItem | None:
+        lease = self._engine.lease(self._lease.lease_id, self._lease.session)
+        is_block = number < self._blocks
+        [item] = self._engine.core.fetch_list(
+            lease,
+            first_block=self._first + number if is_block else 0,
+            block_count=int(is_block),
+            want_state=not is_block,
+        )
+        return item
+
+    def damaged(self, item: FetchItem) -> None:
+        self._engine.damaged(self._lease.namespace, item)
+
+
+def places_of(gone: Sequence[Gone]) -> list[Place]:
+    return [each.place for each in gone]

@@ -1,0 +1,104 @@
+"""All figures of a running service, in one snapshot: what Stats answers and what the metrics page shows."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from kvstore.service.engine import Engine
+
+PLAN_SOURCES = ("pool", "checkpoint", "rows", "replay", "none")
+
+
+def _version() -> str:
+    try:
+        return version("kvstore")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+VERSION = _version()
+
+
+def figures(engine: Engine) -> dict[str, float]:
+    """Numbers by name; names end in their unit, counts since the start in `_total`. Event loop's thread only."""
+    core = engine.core.statistics()
+    pool = core.pool
+    handoffs = engine.handoffs.statistics()
+    space = engine.writer.room.space
+    counts = engine.counts
+    values: dict[str, float] = {
+        "ready": engine.ready,
+        "draining": engine.draining,
+        "uptime_seconds": engine.time.uptime(),
+        "namespaces": core.namespaces,
+        "blocks": core.blocks,
+        "block_bytes": core.block_bytes,
+        "bounded_blocks": core.bounded_blocks,
+        "states_ssd": core.ssd_states,
+        "states_ssd_bytes": core.ssd_state_bytes,
+        "states_ssd_budget_bytes": int(engine.config.states_share * engine.config.disk),
+        "states_pool": pool.states,
+        "states_pool_bytes": pool.bytes,
+        "states_pool_budget_bytes": pool.budget_bytes,
+        "states_pool_pinned": pool.pinned,
+        "states_pool_stored_total": pool.stored,
+        "states_pool_refused_total": pool.refused,
+        "states_pool_evicted_total": pool.evicted,
+        "states_pool_expired_total": pool.expired,
+        "handoffs": handoffs.tickets,
+        "handoff_bytes": handoffs.bytes,
+        "handoff_budget_bytes": handoffs.budget_bytes,
+        "handoff_takes_out": handoffs.out,
+        "handoffs_stored_total": handoffs.stored,
+        "handoffs_confirmed_total": handoffs.confirmed,
+        "handoffs_returned_total": handoffs.returned,
+        "handoffs_expired_total": handoffs.expired,
+        "handoffs_refused_total": handoffs.refused,
+        "sessions": len(engine.sessions),
+        "sessions_opened_total": engine.sessions.opened_total,
+        "sessions_refused_total": engine.sessions.refused_total,
+        "leases": core.leases,
+        "reservations": core.reservations,
+        "reserved_items": core.in_flight,
+        "uploads": len(engine.uploads),
+        "staged_bytes": engine.staging.held_bytes,
+        "staged_budget_bytes": engine.staging.limit_bytes,
+        "staging_refused_total": engine.staging.refused_total,
+        "fetching_bytes": engine.reader.gate.held_bytes,
+        "fetch_refused_total": engine.reader.gate.refused_total,
+        "disk_read_payload_bytes_total": engine.reader.read_bytes_total,
+        "jobs_waiting": engine.writer.waiting,
+        "commits_total": engine.writer.commits_total,
+        "commits_failed_total": engine.writer.failed_commits_total,
+        "appends_total": engine.writer.appends_total,
+        "index_bytes": core.index_bytes,
+        "index_bytes_per_block": core.index_bytes_per_block,
+        "disk_budget_bytes": space.budget,
+        "disk_allocated_bytes": space.allocated,
+        "disk_other_bytes": space.other,
+        "disk_live_bytes": space.live,
+        "disk_dead_bytes": space.dead,
+        "disk_padded_bytes": space.padded,
+        "disk_reserved_bytes": space.reserved,
+        "segments": space.segments,
+    }
+    if core.retention_attained is not None:
+        values["retention_attained_share"] = core.retention_attained
+    for name in (
+        "lookups_total",
+        "lookup_hits_total",
+        "lookup_misses_total",
+        "lookup_tokens_total",
+        "lookup_hit_tokens_total",
+        "committed_items_total",
+        "committed_bytes_total",
+        "damaged_total",
+        "expired_leases_total",
+        "upkeep_errors_total",
+        *(f"plans_{source}_total" for source in PLAN_SOURCES),
+    ):
+        values[name] = counts[name]
+    values.update(core.totals)
+    for name, value in engine.log.counters().items():
+        values[f"log_{name}_total"] = value
+    return {name: float(value) for name, value in values.items()}

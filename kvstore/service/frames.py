@@ -1,0 +1,143 @@
+"""Items as one stream of bytes, cut into frames: the sending and the receiving half. No I/O here."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
+
+import xxhash
+from isal import isal_zlib
+
+from kvstore.errors import DamagedBytes, InvalidArgument, LimitExceeded
+from kvstore.types import BytesLike, Checks
+
+FRAME_BYTES = 1 << 20
+"""Data bytes of one frame at most."""
+
+H = TypeVar("H")
+
+
+class Cutter(Generic[H]):
+    """Cuts a stream of (header, payload) into frames of at most FRAME_BYTES.
+
+    A payload that is left whole by the cut is passed on as it is; all others are copied once.
+    """
+
+    def __init__(self) -> None:
+        self._headers: list[H] = []
+        self._parts: list[BytesLike] = []
+        self._size = 0
+
+    def add(self, header: H, payload: BytesLike) -> Iterator[tuple[list[H], bytes]]:
+        """Frames that are full with this item; what does not fill one is kept for the next call."""
+        self._headers.append(header)
+        view = memoryview(payload)
+        at = 0
+        while len(view) - at >= FRAME_BYTES - self._size:
+            end = at + FRAME_BYTES - self._size
+            self._parts.append(view[at:end])
+            yield self._take()
+            at = end
+        if at < len(view):
+            self._parts.append(view[at:])
+            self._size += len(view) - at
+
+    def rest(self) -> Iterator[tuple[list[H], bytes]]:
+        """The last frame, if anything is left for it."""
+        if self._headers or self._parts:
+            yield self._take()
+
+    def _take(self) -> tuple[list[H], bytes]:
+        frame = self._headers, b"".join(self._parts)
+        self._headers, self._parts, self._size = [], [], 0
+        return frame
+
+
+class Incoming:
+    """The bytes of one item on their way in: exactly `length` of them, checked against its checksums at the end."""
+
+    def __init__(self, name: str, length: int, checks: Checks) -> None:
+        self.name = name
+        self.length = length
+        self.checks = checks
+        self._buffer = bytearray(length)
+        self._filled = 0
+        self._crc32 = 0
+        self._xxh3 = xxhash.xxh3_64() if checks.has_xxh3 else None
+
+    @property
+    def missing_bytes(self) -> int:
+        return self.length - self._filled
+
+    def feed(self, data: memoryview) -> int:
+        """Take up to what is missing from the front of `data`; bytes taken. A frame's worth of checksum is quick
+        (0.1 ms), so this never holds up the event loop."""
+        part = data[: self.missing_bytes]
+        self._buffer[self._filled : self._filled + len(part)] = part
+        self._filled += len(part)
+        self._crc32 = isal_zlib.crc32(part, self._crc32)
+        if self._xxh3 is not None:
+            self._xxh3.update(part)
+        return len(part)
+
+    def check(self) -> None:
+        """The item is whole: DamagedBytes when it does not have its checksums."""
+        assert self.missing_bytes == 0, "the item is complete"
+        pairs = [("crc32", self._crc32, self.checks.crc32)]
+        if self._xxh3 is not None:
+            pairs.append(("xxh3_64", self._xxh3.intdigest(), self.checks.xxh3_64))
+        for field, got, announced in pairs:
+            if got != announced:
+                raise DamagedBytes(
+                    f"the bytes of {self.name} do not have their checksum",
+                    field=field,
+                    value=f"{got:#x}",
+                    allowed=f"{announced:#x} as announced",
+                )
+
+    def payload(self) -> bytearray:
+        """The item, checked."""
+        self.check()
+        return self._buffer
+
+
+class Receiver:
+    """Puts frames together again. Items complete in the order announced, and each announced item must complete."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Incoming] = deque()
+
+    def accept(self, announced: Iterable[Incoming], data: bytes) -> Iterator[Incoming]:
+        """Items that this frame completes."""
+        if len(data) > FRAME_BYTES:
+            raise LimitExceeded(
+                "a frame is too large", field="data", value=len(data), allowed=f"{FRAME_BYTES} bytes a frame"
+            )
+        self._waiting.extend(announced)
+        view = memoryview(data)
+        while self._waiting:
+            item = self._waiting[0]
+            view = view[item.feed(view) :]
+            if item.missing_bytes:
+                break
+            self._waiting.popleft()
+            yield item
+        if view:
+            raise InvalidArgument(
+                "a frame carries bytes past the items announced",
+                field="data",
+                value=len(view),
+                allowed="0 bytes more",
+            )
+
+    def finish(self) -> None:
+        """The stream has ended: InvalidArgument when an item is not whole."""
+        if self._waiting:
+            item = self._waiting[0]
+            raise InvalidArgument(
+                f"the stream ended inside {item.name}",
+                field="data",
+                value=item.length - item.missing_bytes,
+                allowed=f"{item.length} bytes",
+            )

@@ -1,0 +1,147 @@
+"""The handoff calls: a state at any position in, and out again under a ticket."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from kvstore.errors import GeometryMismatch, InvalidArgument, LimitExceeded, UnknownTicket
+from kvstore.pool.handoffs import TICKET_BYTES, Handoff
+from kvstore.profile.layout import state_layout
+from kvstore.service import encode
+from kvstore.service.engine import Engine
+from kvstore.service.frames import FRAME_BYTES, Incoming, Receiver
+from kvstore.service.session import Session
+from kvstore.service.status import Context
+from kvstore.service.waiting import until_end
+from kvstore.types import Checks, NamespaceDigest
+from kvstore.v1 import cache_pb2 as pb
+
+POSITION_MAX = 8_388_608
+SECONDS_MAX = 24 * 3600.0
+
+
+class HandoffCalls:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def put(self, session: Session, context: Context) -> pb.HandoffTicket:
+        engine = self._engine
+        engine.check_open()
+        frame = await self._next_frame(context, session)
+        if frame is None or not frame.HasField("header"):
+            raise InvalidArgument(
+                "the first frame has the header", field="header", value="none", allowed="a HandoffHeader"
+            )
+        header = frame.header
+        self._check(header)
+        seconds = (
+            encode.take_seconds(header.seconds, field="header.seconds", high=SECONDS_MAX)
+            or engine.config.handoff_ttl
+        )
+        lineage = encode.take_lineage(header.lineage, field="header.lineage")
+        engine.staging.take(header.length)
+        try:
+            receiver = Receiver()
+            incoming = Incoming("the handoff", header.length, Checks(header.crc32))
+            list(receiver.accept([incoming], frame.data))
+            while (frame := await self._next_frame(context, session)) is not None:
+                if frame.HasField("header"):
+                    raise InvalidArgument(
+                        "only the first frame has the header", field="header", value="another", allowed="none"
+                    )
+                list(receiver.accept([], frame.data))
+            receiver.finish()
+            handoff = Handoff(incoming.payload(), header.position, lineage, incoming.checks, header.note)
+            ticket = engine.handoffs.put(
+                NamespaceDigest(header.namespace),
+                handoff,
+                takes=header.takes or 1,
+                seconds=seconds,
+                now=engine.time.monotonic(),
+            )
+        finally:
+            engine.staging.give_back(header.length)
+        return pb.HandoffTicket(ticket=ticket, seconds=seconds)
+
+    def _check(self, header: pb.HandoffHeader) -> None:
+        engine = self._engine
+        info = engine.core.namespace(encode.take_digest(header.namespace, field="header.namespace"))
+        if not 1 <= header.position <= POSITION_MAX:
+            raise InvalidArgument(
+                "a state has a position",
+                field="header.position",
+                value=header.position,
+                allowed=f"1 to {POSITION_MAX}",
+            )
+        wanted = state_layout(info.profile, header.position).total_bytes
+        if header.length != wanted:
+            raise GeometryMismatch(
+                f"a state of namespace {info.name!r} at position {header.position} has another length",
+                field="header.length",
+                value=header.length,
+                allowed=f"{wanted} bytes",
+            )
+        if header.length > engine.config.handoff_bytes:
+            raise LimitExceeded(
+                "larger than all handoffs may be together",
+                field="header.length",
+                value=header.length,
+                allowed=f"{engine.config.handoff_bytes} bytes",
+            )
+
+    async def _next_frame(self, context: Context, session: Session) -> pb.HandoffFrame | None:
+        frame = await until_end(
+            context.read(),
+            session=session,
+            seconds=self._engine.core.reservation_seconds,
+            late=lambda: InvalidArgument(
+                "the handoff's bytes stopped coming",
+                field="data",
+                value="nothing",
+                allowed=f"a frame within {self._engine.core.reservation_seconds:g} s",
+            ),
+        )
+        return None if frame is grpc.aio.EOF else frame
+
+    async def take(self, request: pb.TakeHandoffRequest, session: Session, context: Context) -> None:
+        engine = self._engine
+        namespace = engine.core.namespace(encode.take_digest(request.namespace)).digest
+        if len(request.ticket) != TICKET_BYTES:
+            raise InvalidArgument(
+                f"a ticket of {len(request.ticket)} bytes",
+                field="ticket",
+                value=request.ticket,
+                allowed=f"{TICKET_BYTES} bytes",
+            )
+        take = engine.handoffs.take(request.ticket, namespace, session.id, engine.time.monotonic())
+        handoff = take.handoff
+        payload = memoryview(handoff.payload)
+        header = pb.HandoffHeader(
+            namespace=namespace,
+            position=handoff.position,
+            length=len(payload),
+            crc32=handoff.checks.crc32,
+            take_id=take.take_id,
+            lineage=encode.put_lineage(handoff.lineage),
+            note=handoff.note,
+        )
+        for at in range(0, max(len(payload), 1), FRAME_BYTES):
+            frame = pb.HandoffFrame(
+                header=header if at == 0 else None, data=bytes(payload[at : at + FRAME_BYTES])
+            )
+            await until_end(
+                context.write(frame),
+                session=session,
+                seconds=take.deadline - engine.time.monotonic(),
+                late=lambda: UnknownTicket(
+                    "the take ended before its bytes were taken",
+                    field="ticket",
+                    value=request.ticket,
+                    allowed="taking it within the take's deadline",
+                ),
+            )
+
+    def confirm(self, take_id: int, session: Session) -> bool:
+        was_out = self._engine.handoffs.confirm(take_id, session.id, self._engine.time.monotonic())
+        self._engine.activity.note()
+        return was_out

@@ -1,0 +1,101 @@
+"""The Prometheus page: the figures of Stats under `kvstore_*`, over a small HTTP server of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from kvstore.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+REQUEST_BYTES_MAX = 16 << 10
+REQUEST_SECONDS_MAX = 5.0
+CONNECTIONS_MAX = 64
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT, with brackets around an IPv6 host."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ConfigError(
+            "not an address", field="metrics", value=text, allowed="HOST:PORT, as in 127.0.0.1:9464"
+        )
+    return host, int(port)
+
+
+class _Figures(Collector):
+    def __init__(self, snapshot: Callable[[], Mapping[str, float]]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        for name, value in self._snapshot().items():
+            if name.endswith("_total"):
+                yield CounterMetricFamily(f"kvstore_{name}", name.replace("_", " "), value=value)
+            else:
+                yield GaugeMetricFamily(f"kvstore_{name}", name.replace("_", " "), value=value)
+
+
+class MetricsPage:
+    """Answers GET /metrics. `snapshot` is called in the event loop's thread."""
+
+    def __init__(self, snapshot: Callable[[], Mapping[str, float]]) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Figures(snapshot))
+        self._server: asyncio.Server | None = None
+        self._open = 0
+
+    async def start(self, address: str) -> None:
+        host, port = split_address(address)
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, limit=REQUEST_BYTES_MAX)
+        except OSError as error:
+            raise ConfigError(f"cannot listen: {error.strerror}", field="metrics", value=address) from error
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS_MAX):
+                if self._open > CONNECTIONS_MAX:
+                    await _answer(writer, "503 Service Unavailable", "text/plain", b"too many connections\n")
+                    return
+                head = await reader.readuntil(b"\r\n\r\n")
+                method, _, rest = head.partition(b" ")
+                path = rest.partition(b" ")[0].partition(b"?")[0]
+                if method != b"GET" or path != b"/metrics":
+                    await _answer(writer, "404 Not Found", "text/plain", b"only GET /metrics is here\n")
+                else:
+                    await _answer(writer, "200 OK", CONTENT_TYPE_LATEST, generate_latest(self._registry))
+        except (
+            TimeoutError,
+            ConnectionError,
+            asyncio.IncompleteReadError,
+            asyncio.LimitOverrunError,
+        ) as error:
+            log.debug("metrics connection ended early: %s", error)
+        finally:
+            self._open -= 1
+            writer.close()
+
+
+async def _answer(writer: asyncio.StreamWriter, status: str, content_type: str, body: bytes) -> None:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode() + body)
+    await writer.drain()

@@ -1,0 +1,103 @@
+"""What the process is to the operating system: its directory, its sockets' places and who may look into it."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.errors import ConfigError, DeviceError, NoSpace
+
+log = logging.getLogger(__name__)
+
+# sockaddr_un.sun_path is 108 bytes on Linux with its ending zero byte.
+MAX_SOCKET_PATH_BYTES = 107
+_PR_SET_DUMPABLE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a service lives below its directory."""
+
+    directory: Path
+
+    @property
+    def socket(self) -> Path:
+        return self.directory / "kvstore.sock"
+
+    @property
+    def session_socket(self) -> Path:
+        return self.directory / "session.sock"
+
+    def check(self) -> None:
+        """ConfigError for a directory whose socket paths the system could not hold."""
+        for path in (self.socket, self.session_socket):
+            size = len(os.fsencode(path))
+            if size > MAX_SOCKET_PATH_BYTES:
+                raise ConfigError(
+                    f"the path of {path.name} is {size} bytes, too long for a unix socket; choose a shorter directory",
+                    field="dir",
+                    value=self.directory,
+                    allowed=f"socket paths of at most {MAX_SOCKET_PATH_BYTES} bytes",
+                )
+
+
+def make_directory(directory: Path) -> None:
+    """Make the directory for this user alone, if it is not there yet."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise ConfigError(
+            "not a directory", field="dir", value=directory, allowed="a directory, or nothing yet"
+        ) from error
+    except OSError as error:
+        raise DeviceError(
+            f"cannot make the directory: {error.strerror}", field="dir", value=directory
+        ) from error
+
+
+def close_directory_to_others(directory: Path) -> None:
+    """Take group's and others' rights away from our own directory; call it once it is known to be a store's."""
+    status = directory.stat()
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        if status.st_uid != os.geteuid():
+            log.warning(
+                "%s is open to others and not ours to change: whoever may write there can replace the sockets",
+                directory,
+            )
+            return
+        log.warning("%s was open to others (mode %o): now 700", directory, stat.S_IMODE(status.st_mode))
+        directory.chmod(0o700)
+
+
+def check_space(directory: Path, *, need_bytes: int) -> None:
+    """NoSpace when the file system has less than `need_bytes` for us, counting what we hold there already."""
+    system = os.statvfs(directory)
+    held = sum(entry.stat().st_blocks * 512 for entry in directory.rglob("*") if entry.is_file())
+    free = system.f_bavail * system.f_frsize
+    if free + held < need_bytes:
+        raise NoSpace(
+            f"the file system of {directory} has too little room; free some or choose another directory",
+            field="free",
+            value=free,
+            allowed=f"{need_bytes} bytes or more, for two segments",
+        )
+
+
+def remove_stale_sockets(places: Places) -> None:
+    """Remove what a dead service left. Only the holder of the directory's lock may call this."""
+    for path in (places.socket, places.session_socket):
+        if path.is_socket():
+            path.unlink()
+
+
+def forbid_dumps() -> None:
+    """No core dumps of, and no tracing into, a process that holds other people's prompts. Linux only."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+            log.warning("could not forbid core dumps: %s", os.strerror(ctypes.get_errno()))

@@ -1,0 +1,161 @@
+"""Making room on the disk: give back what is dead, clean what is mostly dead, evict; in that order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from kvstore.errors import DeviceError, NoSpace
+from kvstore.store.base import Place, RecordLog, Space
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CLEAN_BELOW_LIVE_SHARE = 0.5
+"""While something may still be evicted, a segment is copied forward only when at most this share of it lives. Copying
+what retention owes is cheaper than evicting it, until most of what is read is only written again."""
+
+CLEAN_AT_ALL_BELOW_LIVE_SHARE = 0.95
+EVICTION_STEPS_PER_SEGMENT = 4
+EVICTION_STEP_BYTES_MAX = 8 << 20
+"""Only whole segments come back, and what was used together was written together: so eviction goes on in steps of this
+part of a segment until one is free. A step is decided in the event loop's thread, and so is not larger than this."""
+
+LEAST_GAIN_PER_SEGMENT = 64
+"""A clean that wins back less than this part of a segment is not repeated until more is dead."""
+
+
+class InThread(Protocol):
+    """Runs one blocking call in the log's one writer thread."""
+
+    async def __call__(self, work: Callable[[], T]) -> T: ...
+
+
+class SpaceDecisions(Protocol):
+    """What the core decides about space. Called in the event loop's thread."""
+
+    def evict(self, need_bytes: int) -> list[Place]:
+        """Take about so many bytes out of the index, states first; their places. Empty: nothing may go now."""
+
+    def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
+        """The live records of a segment have moved, and those not named were damaged. Places nobody needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the log says after it has given back what it could. `cheapest`: (segment id, live bytes)."""
+
+    room_bytes: int
+    over_bytes: int
+    cheapest: tuple[int, int] | None
+    space: Space
+
+
+class RoomMaker:
+    """Owns what is to be discarded, and the order in which space is won back. All but `discard` is the writer task's."""
+
+    def __init__(
+        self, store: RecordLog, decisions: SpaceDecisions, *, segment_bytes: int, in_thread: InThread
+    ) -> None:
+        self._log = store
+        self._decisions = decisions
+        self._segment_bytes = segment_bytes
+        self._in_thread = in_thread
+        self._discards: list[Place] = []
+        self._unreadable: set[int] = set()
+        self._clean_above_dead_bytes = 0
+        self.space = store.space()
+
+    def discard(self, places: Iterable[Place]) -> None:
+        """These are not needed any more. The log is told before its next append, or within a second."""
+        self._discards.extend(places)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._discards)
+
+    async def survey(self) -> Survey:
+        """Tell the log what to discard and let it give back what it can."""
+        discards, self._discards = self._discards, []
+        survey = await self._in_thread(lambda: self._look(discards))
+        self.space = survey.space
+        return survey
+
+    def _look(self, discards: list[Place]) -> Survey:
+        self._log.discard(discards)
+        self._log.reclaim()
+        room = self._log.room_bytes()
+        space = self._log.space()
+        return Survey(room, space.allocated + space.other - space.budget, self._log.cheapest_segment(), space)
+
+    async def make(self, need_bytes: int) -> None:
+        """On return one append of `need_bytes` finds room. NoSpace when nothing more may go: all is leased, or in use."""
+        while (survey := await self.survey()).room_bytes < need_bytes:
+            if await self._win_back(survey, need_bytes - survey.room_bytes):
+                continue
+            space = survey.space
+            raise NoSpace(
+                "the disk budget is used up and nothing may be evicted now",
+                field="disk",
+                value=space.allocated + space.other,
+                allowed=f"{space.budget} bytes; end leases, wait for them to end, or raise the budget",
+            )
+
+    async def give_back_a_segment(self) -> bool:
+        """For a file system that is fuller than the budget: let a segment's file go. False when nothing may go."""
+        before = (await self.survey()).space.allocated
+        while (survey := await self.survey()).space.allocated >= before:
+            if not await self._win_back(survey, self._segment_bytes):
+                return False
+        return True
+
+    async def shrink_to_budget(self) -> None:
+        """Evict until the log is within its budget, as at the first start with a smaller one. NoSpace as `make`."""
+        while (survey := await self.survey()).over_bytes > 0:
+            if not await self._win_back(survey, survey.over_bytes):
+                raise NoSpace(
+                    "the directory holds more than the disk budget and nothing may be evicted",
+                    field="disk",
+                    value=survey.space.allocated + survey.space.other,
+                    allowed=f"{survey.space.budget} bytes",
+                )
+
+    async def _win_back(self, survey: Survey, missing_bytes: int) -> bool:
+        """One step towards more room; whether there was one to take."""
+        live_share, cheapest = 1.0, 0
+        if survey.cheapest is not None and survey.cheapest[0] not in self._unreadable:
+            cheapest, live_share = survey.cheapest[0], survey.cheapest[1] / self._segment_bytes
+        if survey.space.dead <= self._clean_above_dead_bytes:
+            live_share = 1.0
+        if live_share <= CLEAN_BELOW_LIVE_SHARE and await self._clean(cheapest):
+            return True
+        step = max(missing_bytes, self._segment_bytes // EVICTION_STEPS_PER_SEGMENT)
+        evicted = self._decisions.evict(min(step, EVICTION_STEP_BYTES_MAX))
+        if evicted:
+            self.discard(evicted)
+            return True
+        return live_share <= CLEAN_AT_ALL_BELOW_LIVE_SHARE and await self._clean(cheapest)
+
+    async def _clean(self, segment_id: int) -> bool:
+        """Copy a segment's live records forward. False when that won nothing, or could not be done."""
+        dead_before = self._log.space().dead
+        try:
+            moves = await self._in_thread(lambda: self._log.clean(segment_id))
+        except NoSpace:
+            return False
+        except DeviceError as error:
+            # Not tried again, or every commit would fail on this one segment; its blocks leave by eviction.
+            self._unreadable.add(segment_id)
+            log.warning("segment %d cannot be cleaned: %s", segment_id, error)
+            return False
+        # What was discarded while the copies were made names the old places.
+        self._discards = [moves.get(place, place) for place in self._discards]
+        self.discard(self._decisions.moved(segment_id, moves))
+        dead_after = self._log.space().dead
+        least = self._segment_bytes // LEAST_GAIN_PER_SEGMENT
+        # Small records lie in segments that are never full of payload. Without this, they would be copied for ever.
+        self._clean_above_dead_bytes = dead_after + least if dead_before - dead_after < least else 0
+        return dead_before - dead_after >= least

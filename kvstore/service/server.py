@@ -1,0 +1,308 @@
+"""A service's life: start, ready, stop signal, grace, end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kvstore.clock import Clock, SystemClock
+from kvstore.config import ServiceConfig
+from kvstore.core import Core, Limits, LoadReport
+from kvstore.pool.handoffs import HandoffTable
+from kvstore.pool.states import StatePool
+from kvstore.service.admin_servicer import AdminServicer
+from kvstore.service.cache_servicer import CacheServicer
+from kvstore.service.engine import Engine
+from kvstore.service.figures import figures
+from kvstore.service.metrics import MetricsPage, split_address
+from kvstore.service.process import (
+    Places,
+    check_space,
+    close_directory_to_others,
+    forbid_dumps,
+    make_directory,
+    remove_stale_sockets,
+)
+from kvstore.service.reader import Reader, ReadGate
+from kvstore.service.registry import Registry
+from kvstore.service.timekeeping import ServiceTime
+from kvstore.service.upkeep import Upkeep
+from kvstore.service.writer import Writer
+from kvstore.store import RecordLog, Recovery, open_log
+from kvstore.store.space import segment_bytes_for
+from kvstore.types import BootId
+from kvstore.v1 import cache_pb2, cache_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+MESSAGE_BYTES_MAX = 64 << 20
+CALLS_MAX = 8192
+READER_THREADS = 4
+FETCH_BYTES_MIN, FETCH_BYTES_MAX = 16 << 20, 256 << 20
+"""Payload bytes that all fetches together hold while they are read and sent: half of staging, between these."""
+
+GRACE_SECONDS = 10.0
+QUIET_SECONDS = 1.0
+"""At a stop, leases and reservations whose owners do nothing for so long are not waited for."""
+LAST_CALLS_SECONDS = 2.0
+
+LAST_USE_STEP_SECONDS = 3600.0
+"""Last uses are persisted rounded up to this."""
+
+_SERVICES = tuple(service.full_name for service in cache_pb2.DESCRIPTOR.services_by_name.values())
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def main_blocking(
+    config: ServiceConfig, *, dumpable: bool = False, ready: Callable[[], None] | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises KvstoreError when the service cannot start.
+
+    `dumpable`: let core dumps and tracers see the process. `ready` is called once, when calls are served. The log goes
+    to stderr unless the caller has sent it elsewhere.
+    """
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # Sockets and files are for this user alone; nothing here is ever meant for another.
+    os.umask(0o077)
+    if not dumpable:
+        forbid_dumps()
+    serve = run_service(config, ready=ready)
+    if sys.platform == "linux":
+        import uvloop
+
+        uvloop.run(serve)
+    else:
+        asyncio.run(serve)
+
+
+async def run_service(
+    config: ServiceConfig, *, clock: Clock | None = None, ready: Callable[[], None] | None = None
+) -> None:
+    """The service in this event loop, until SIGTERM or SIGINT. Raises KvstoreError when it cannot start."""
+    clock = SystemClock() if clock is None else clock
+    places = Places(Path(config.dir).absolute())
+    places.check()
+    if config.metrics:
+        split_address(config.metrics)
+    segment_bytes = segment_bytes_for(config.disk, config.segment or None)
+    stop = _stop_event()
+    loop = asyncio.get_running_loop()
+    async with AsyncExitStack() as ends:
+        writer_thread = ends.enter_context(ThreadPoolExecutor(1, "kvstore-writer"))
+        reader_threads = ends.enter_context(ThreadPoolExecutor(READER_THREADS, "kvstore-reader"))
+        begun = clock.monotonic()
+        store, recovery = await loop.run_in_executor(
+            writer_thread, _open, places, config, segment_bytes, clock
+        )
+        ends.push_async_callback(loop.run_in_executor, writer_thread, store.close)
+        # The directory's lock is ours from here on: what another service left behind is stale.
+        close_directory_to_others(places.directory)
+        remove_stale_sockets(places)
+        service = _Service(
+            config, places, store=store, recovery=recovery, clock=clock, segment_bytes=segment_bytes
+        )
+        await service.run(writer_thread, reader_threads, stop=stop, ready=ready, begun=begun)
+
+
+def _open(
+    places: Places, config: ServiceConfig, segment_bytes: int, clock: Clock
+) -> tuple[RecordLog, Recovery]:
+    make_directory(places.directory)
+    check_space(places.directory, need_bytes=2 * segment_bytes)
+    return open_log(places.directory, budget_bytes=config.disk, segment_bytes=segment_bytes, clock=clock)
+
+
+def _stop_event() -> asyncio.Event:
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    return stop
+
+
+class _Service:
+    """One run. The parts are made here; the order of their start and end is `run`."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        places: Places,
+        *,
+        store: RecordLog,
+        recovery: Recovery,
+        clock: Clock,
+        segment_bytes: int,
+    ) -> None:
+        self._config = config
+        self._places = places
+        self._store = store
+        self._recovery = recovery
+        self._clock = clock
+        self._segment_bytes = segment_bytes
+        self._health = health.aio.HealthServicer()
+
+    async def run(
+        self,
+        writer_thread: ThreadPoolExecutor,
+        reader_threads: ThreadPoolExecutor,
+        *,
+        stop: asyncio.Event,
+        ready: Callable[[], None] | None,
+        begun: float,
+    ) -> None:
+        config = self._config
+        engine = self._engine(writer_thread, reader_threads)
+        async with AsyncExitStack() as ends:
+            await self._set_health(_NOT_SERVING)
+            server = self._server(engine)
+            server.add_insecure_port(f"unix:{self._places.socket}")
+            await server.start()
+            ends.push_async_callback(server.stop, 0)
+            self._places.socket.chmod(0o600)
+            report = await self._load(engine, writer_thread)
+            writing = asyncio.create_task(engine.writer.run(), name="writer")
+            ends.push_async_callback(_finish, writing)
+            ends.callback(engine.writer.stop)
+            await engine.writer.alone(engine.writer.room.shrink_to_budget)
+            page = MetricsPage(lambda: figures(engine))
+            if config.metrics:
+                await page.start(config.metrics)
+                ends.push_async_callback(page.stop)
+            listener = await asyncio.get_running_loop().create_unix_server(
+                engine.sessions.connection, str(self._places.session_socket)
+            )
+            ends.callback(engine.sessions.close_all)
+            ends.callback(listener.close)
+            self._places.session_socket.chmod(0o600)
+            upkeep = Upkeep(engine)
+            expiring = asyncio.create_task(upkeep.run(), name="upkeep")
+            ends.callback(expiring.cancel)
+            engine.ready = True
+            await self._set_health(_SERVING)
+            self._tell(engine, report, self._clock.monotonic() - begun)
+            if ready is not None:
+                ready()
+            await stop.wait()
+            log.info("stopping: no new work, up to %g s for what is under way", GRACE_SECONDS)
+            await self._set_health(_NOT_SERVING)
+            engine.draining = True
+            listener.close()
+            left = await engine.activity.wait_idle(
+                GRACE_SECONDS - LAST_CALLS_SECONDS, quiet_seconds=QUIET_SECONDS
+            )
+            await server.stop(LAST_CALLS_SECONDS)
+            await upkeep.note_uses()
+            log.info("stopped with %d leases, reservations and takes still open", left)
+        for path in (self._places.socket, self._places.session_socket):
+            path.unlink(missing_ok=True)
+
+    def _engine(self, writer_thread: ThreadPoolExecutor, reader_threads: ThreadPoolExecutor) -> Engine:
+        config = self._config
+        newest = max((found.last_use for found in self._recovery.records), default=0.0)
+        core = Core(
+            pool=StatePool(config.pool_bytes, config.pool_ttl),
+            retention_seconds=config.retention,
+            lease_seconds=config.lease,
+            longest_lease_seconds=max(3600.0, config.lease),
+            reservation_seconds=config.lease,
+            default_policy=config.policy,
+            limits=Limits(keys=config.keys, leases=config.leases, reserved_items=config.keys),
+        )
+        fetch_bytes = min(max(config.staging_bytes // 2, FETCH_BYTES_MIN), FETCH_BYTES_MAX)
+        engine = Engine(
+            config,
+            boot=BootId(secrets.token_bytes(16)),
+            store=self._store,
+            core=core,
+            handoffs=HandoffTable(
+                config.handoff_bytes, random_bytes=secrets.token_bytes, take_seconds=config.lease
+            ),
+            reader=Reader(self._store, executor=reader_threads, gate=ReadGate(fetch_bytes)),
+            time=ServiceTime(self._clock, not_before=newest - LAST_USE_STEP_SECONDS),
+        )
+        writer = Writer(
+            self._store,
+            engine,
+            executor=writer_thread,
+            segment_bytes=self._segment_bytes,
+            gather_bytes=config.commit_bytes,
+            gather_seconds=config.commit_wait,
+        )
+        engine.attach(writer, Registry(core, self._store, writer))
+        return engine
+
+    async def _load(self, engine: Engine, thread: ThreadPoolExecutor) -> LoadReport:
+        """The index, from what recovery found. In a thread: nobody else has the core yet, and health is to answer."""
+        recovery = self._recovery
+        report = await asyncio.get_running_loop().run_in_executor(
+            thread, lambda: engine.core.load(recovery.records, recovery.policies, now_wall=engine.time.wall())
+        )
+        engine.registry.load(recovery.records)
+        engine.writer.room.discard(report.discard)
+        # A million records are not kept for the sake of what follows.
+        self._recovery = Recovery(
+            (), {}, recovery.fresh, recovery.rebuilt, recovery.torn_bytes, recovery.damaged_records
+        )
+        return report
+
+    def _server(self, engine: Engine) -> grpc.aio.Server:
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+            ],
+            maximum_concurrent_rpcs=CALLS_MAX,
+        )
+        added = cast(Any, cache_pb2_grpc)
+        added.add_CacheServicer_to_server(CacheServicer(engine), server)
+        added.add_AdminServicer_to_server(
+            AdminServicer(engine, on_drain=lambda: self._set_health(_NOT_SERVING)), server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection(
+            (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+        )
+        return server
+
+    async def _set_health(self, status: int) -> None:
+        for service in ("", *_SERVICES):
+            await self._health.set(service, status)
+
+    def _tell(self, engine: Engine, report: LoadReport, seconds: float) -> None:
+        statistics = engine.core.statistics()
+        recovery = self._recovery
+        log.info(
+            "ready: %d blocks, %d states, %d namespaces; index %.0f bytes a block; recovery %.2f s%s; torn %d bytes, "
+            "damaged %d records, dropped %d; directory %s; sockets %s, %s",
+            report.blocks,
+            report.states,
+            report.namespaces,
+            statistics.index_bytes_per_block,
+            seconds,
+            " (fresh)" if recovery.fresh else " (catalogue rebuilt)" if recovery.rebuilt else "",
+            recovery.torn_bytes,
+            recovery.damaged_records,
+            len(report.discard),
+            self._places.directory,
+            self._places.socket.name,
+            self._places.session_socket.name,
+        )
+
+
+async def _finish(task: asyncio.Task[None]) -> None:
+    await task

@@ -1,0 +1,153 @@
+"""Sessions: one connection to the session socket is one client process. Its end gives back all that it held."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+from kvstore.errors import LimitExceeded, UnknownSession
+from kvstore.types import BootId
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = 1
+SESSION_METADATA = "kvstore-session"
+_PEER = struct.Struct("=iII")  # pid, uid, gid
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """An open session. `ended` is done from the moment that the connection is gone."""
+
+    id: str
+    pid: int
+    ended: asyncio.Future[None] = field(repr=False)
+    hang_up: Callable[[], None] = field(repr=False)
+
+
+class Sessions:
+    """The open sessions by number.
+
+    `on_end` is called once for each session, after it left the table, and must not raise. All calls come from the
+    event loop's thread.
+    """
+
+    def __init__(self, *, boot: BootId, limit: int, on_end: Callable[[Session], None]) -> None:
+        self.boot = boot
+        self._limit = limit
+        self._on_end = on_end
+        self._open: dict[str, Session] = {}
+        self.opened_total = 0
+        self.refused_total = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, pid: int, hang_up: Callable[[], None]) -> Session:
+        """`hang_up` ends the connection from our side. LimitExceeded past the limit."""
+        if len(self._open) >= self._limit:
+            raise LimitExceeded(
+                "too many open sessions",
+                field="sessions",
+                value=len(self._open) + 1,
+                allowed=f"{self._limit}",
+            )
+        session = Session(secrets.token_hex(16), pid, asyncio.get_running_loop().create_future(), hang_up)
+        self._open[session.id] = session
+        self.opened_total += 1
+        return session
+
+    def end(self, session: Session) -> None:
+        """Ending twice does nothing."""
+        if self._open.pop(session.id, None) is not None:
+            session.ended.set_result(None)
+            self._on_end(session)
+
+    def get(self, number: str) -> Session:
+        session = self._open.get(number)
+        if session is None:
+            raise UnknownSession(
+                "no such open session; connect to the session socket for a new one",
+                field="kvstore-session",
+                value=number or "(none)",
+                allowed="the number in the hello line of an open session connection",
+            )
+        return session
+
+    def close_all(self) -> None:
+        """The service is going: hang up on everyone."""
+        for session in list(self._open.values()):
+            session.hang_up()
+            self.end(session)
+
+    def connection(self) -> asyncio.Protocol:
+        return _Connection(self)
+
+
+class _Connection(asyncio.Protocol):
+    """The service's end of a session connection. It says hello and then only waits for the end."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._session: Session | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # a stream's, whichever loop made it
+        peer = _peer(self._transport)
+        if peer is not None and peer[1] != os.geteuid():
+            self._refuse(
+                {"error": "UNKNOWN_SESSION", "message": f"sessions are for uid {os.geteuid()}, not {peer[1]}"}
+            )
+            return
+        try:
+            self._session = self._sessions.begin(peer[0] if peer else 0, self._close)
+        except LimitExceeded as error:
+            self._refuse({"error": error.code, "message": str(error)})
+            return
+        self._say({"protocol": PROTOCOL, "session": self._session.id, "boot": self._sessions.boot.hex()})
+
+    def data_received(self, data: bytes) -> None:
+        # The connection carries nothing from the client: whatever this is, it is not one of ours.
+        log.warning("a session sent %d bytes, which it may not: closed", len(data))
+        self._close()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._session is not None:
+            self._sessions.end(self._session)
+
+    def _say(self, line: dict[str, object]) -> None:
+        assert self._transport is not None
+        self._transport.write(json.dumps(line).encode() + b"\n")
+
+    def _refuse(self, line: dict[str, object]) -> None:
+        self._sessions.refused_total += 1
+        log.warning("refused a session: %s", line["message"])
+        self._say({"protocol": PROTOCOL, **line})
+        self._close()
+
+    def _close(self) -> None:
+        assert self._transport is not None
+        self._transport.close()
+
+
+def _peer(transport: asyncio.Transport) -> tuple[int, int, int] | None:
+    """(pid, uid, gid) of the other end, as the kernel says; None where the platform does not tell."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return None
+    # A duplicate, since the transport's own socket object is not open to options under every event loop.
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as own:
+        pid, uid, gid = _PEER.unpack(own.getsockopt(socket.SOL_SOCKET, option, _PEER.size))
+    return pid, uid, gid

@@ -1,0 +1,31 @@
+"""Bytes that clients have sent and that are not committed yet: bounded in all, and given back with their owner."""
+
+from __future__ import annotations
+
+from kvstore.errors import LimitExceeded
+
+
+class Staging:
+    """Counts the bytes that are held for writers. `take` before memory is used, `give_back` when it is let go."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.held_bytes = 0
+        self.refused_total = 0
+
+    def take(self, length: int) -> None:
+        """Claim room for `length` bytes, or LimitExceeded: nobody waits here, since what would free the room may be
+        waiting too."""
+        if self.held_bytes + length > self.limit_bytes:
+            self.refused_total += 1
+            raise LimitExceeded(
+                "no room for more bytes on their way in; commit or abort first, or try again later",
+                field="staging",
+                value=self.held_bytes + length,
+                allowed=f"{self.limit_bytes} bytes for all sessions together",
+            )
+        self.held_bytes += length
+
+    def give_back(self, length: int) -> None:
+        assert 0 <= length <= self.held_bytes, f"{length} of {self.held_bytes} staged bytes given back"
+        self.held_bytes -= length

@@ -1,0 +1,86 @@
+"""The one table from errors to gRPC status codes, and the wrapper that puts it around every handler."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from kvstore.errors import ALL_ERRORS, KvstoreError
+
+log = logging.getLogger(__name__)
+
+ERROR_METADATA = "kvstore-error"
+MAX_MESSAGE_CHARS = 1000
+
+_Code = grpc.StatusCode
+
+CODES: dict[str, grpc.StatusCode] = {
+    "INTERNAL": _Code.INTERNAL,
+    "INVALID_ARGUMENT": _Code.INVALID_ARGUMENT,
+    "UNKNOWN_NAMESPACE": _Code.NOT_FOUND,
+    "UNKNOWN_LEASE": _Code.NOT_FOUND,
+    "UNKNOWN_RESERVATION": _Code.NOT_FOUND,
+    "UNKNOWN_TICKET": _Code.NOT_FOUND,
+    "UNKNOWN_SESSION": _Code.FAILED_PRECONDITION,
+    "GEOMETRY_MISMATCH": _Code.FAILED_PRECONDITION,
+    "PARENT_MISSING": _Code.FAILED_PRECONDITION,
+    "DAMAGED_BYTES": _Code.DATA_LOSS,
+    "LIMIT_EXCEEDED": _Code.RESOURCE_EXHAUSTED,
+    "NO_SPACE": _Code.RESOURCE_EXHAUSTED,
+    "DEVICE_ERROR": _Code.INTERNAL,
+    "DRAINING": _Code.UNAVAILABLE,
+    "UNAVAILABLE": _Code.UNAVAILABLE,
+    "DIRECTORY_IN_USE": _Code.FAILED_PRECONDITION,
+    "FORMAT_TOO_NEW": _Code.FAILED_PRECONDITION,
+    "STORE_DAMAGED": _Code.FAILED_PRECONDITION,
+    "CONFIG": _Code.FAILED_PRECONDITION,
+    "PROFILE": _Code.INVALID_ARGUMENT,
+}
+assert CODES.keys() == ALL_ERRORS.keys(), "every error has a status code, and every code an error"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Guarded(Protocol):
+    """A servicer; `check_ready` raises while it may not be asked yet."""
+
+    def check_ready(self) -> None: ...
+
+
+S = TypeVar("S", bound=Guarded)
+R = TypeVar("R")
+A = TypeVar("A")
+
+
+async def _abort(context: Context, error: KvstoreError) -> NoReturn:
+    await context.abort(CODES[error.code], str(error)[:MAX_MESSAGE_CHARS], ((ERROR_METADATA, error.code),))
+
+
+async def _abort_unexpected(context: Context, method: str) -> NoReturn:
+    """Answer INTERNAL with a number that the log has too; to be called while the exception is being handled."""
+    number = secrets.token_hex(4)
+    log.exception("unexpected error %s in %s", number, method)
+    message = f"unexpected error {number} in {method}; the service's log has the details under this number"
+    await context.abort(_Code.INTERNAL, message, ((ERROR_METADATA, KvstoreError.code),))
+
+
+def answering(method: Callable[[S, R, Context], Awaitable[A]]) -> Callable[[S, R, Context], Awaitable[A]]:
+    """Around a handler, unary or streaming by `context.read` and `context.write`: what it raises becomes a status."""
+
+    @functools.wraps(method)
+    async def call(servicer: S, request: R, context: Context) -> A:
+        try:
+            servicer.check_ready()
+            return await method(servicer, request, context)
+        except KvstoreError as error:
+            await _abort(context, error)
+        except Exception:  # noqa: BLE001 -- the last line of defence: logged whole, and answered with its number
+            await _abort_unexpected(context, method.__name__)
+
+    return call

@@ -1,0 +1,167 @@
+"""What writers have sent for their reservations: from the first byte to the commit, or to the end of the reservation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvstore.core.base import Granted, Written
+from kvstore.errors import InvalidArgument, UnknownReservation
+from kvstore.service.frames import Incoming
+from kvstore.service.staging import Staging
+from kvstore.store.base import Place, Record, RecordKind
+from kvstore.types import BlockKey, Checks, ItemId, ItemKind, NamespaceDigest
+
+
+@dataclass(eq=False, slots=True)
+class Upload:
+    """The bytes of one reservation. `deadline` is monotonic seconds; `closed`: nothing is taken in any more, since it
+    is being committed or has ended."""
+
+    reservation_id: int
+    session: str
+    namespace: NamespaceDigest
+    granted: dict[int, Granted]
+    deadline: float
+    payloads: dict[int, tuple[bytearray, Checks]] = field(default_factory=dict)
+    staged_bytes: int = 0
+    closed: bool = False
+
+    def records(self) -> list[tuple[Granted, Record]]:
+        """What goes to the log, parents first: the order of the Reserve call."""
+        found = []
+        for index, granted in self.granted.items():
+            if index in self.payloads and granted.item.to_ssd:
+                payload, checks = self.payloads[index]
+                item = granted.item
+                is_block = item.kind is ItemKind.BLOCK
+                found.append(
+                    (
+                        granted,
+                        Record(
+                            RecordKind(item.kind),
+                            self.namespace,
+                            item.key,
+                            BlockKey(item.parent) if is_block else item.key,
+                            item.position,
+                            item.lineage,
+                            payload,
+                            checks,
+                        ),
+                    )
+                )
+        return found
+
+    def results(self, places: dict[int, Place]) -> dict[ItemId, Written]:
+        """What became of the items: those for SSD whose place is missing were not written."""
+        results = {}
+        for index, (payload, checks) in self.payloads.items():
+            item = self.granted[index].item
+            if not item.to_ssd or index in places:
+                results[item.item_id] = Written(checks, places.get(index), payload if item.to_pool else None)
+        return results
+
+
+class Uploads:
+    """All uploads, by reservation. Their memory is staging's, and goes back whichever way they end."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._open: dict[int, Upload] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(
+        self,
+        reservation_id: int,
+        session: str,
+        namespace: NamespaceDigest,
+        granted: Sequence[Granted],
+        deadline: float,
+    ) -> None:
+        self._open[reservation_id] = Upload(
+            reservation_id, session, namespace, {each.index: each for each in granted}, deadline
+        )
+
+    def get(self, reservation_id: int, session: str) -> Upload:
+        upload = self._open.get(reservation_id)
+        if upload is None or upload.session != session or upload.closed:
+            raise UnknownReservation(
+                "no such open reservation: never made here, of another session, committed, aborted, or past its deadline",
+                field="reservation_id",
+                value=reservation_id,
+                allowed="an open reservation of this session",
+            )
+        return upload
+
+    def start(self, upload: Upload, index: int, length: int, checks: Checks) -> Incoming:
+        """Room for one item's bytes. InvalidArgument for an item that is not to be written like this; LimitExceeded."""
+        granted = upload.granted.get(index)
+        if granted is None:
+            raise InvalidArgument(
+                "the item was not granted",
+                field="items.item",
+                value=index,
+                allowed="places of GRANTED items in the Reserve call",
+            )
+        if length != granted.item.length:
+            raise InvalidArgument(
+                f"item {index} was reserved with another length",
+                field="items.length",
+                value=length,
+                allowed=f"{granted.item.length}",
+            )
+        self._check_unwritten(upload, index)
+        self._staging.take(length)
+        upload.staged_bytes += length
+        return Incoming(f"item {index}", length, checks)
+
+    def finish(self, upload: Upload, arrived: Mapping[int, Incoming]) -> None:
+        """All items of a Write call have arrived and have their checksums. Raises as `start` where another call was
+        faster, and takes none then."""
+        self._check_open(upload)
+        for index in arrived:
+            self._check_unwritten(upload, index)
+        for index, incoming in arrived.items():
+            upload.payloads[index] = incoming.payload(), incoming.checks
+
+    def drop(self, upload: Upload, length: int) -> None:
+        """Bytes of a Write call that failed."""
+        if upload.reservation_id in self._open:
+            upload.staged_bytes -= length
+            self._staging.give_back(length)
+
+    def close(self, upload: Upload) -> None:
+        """Take nothing more in: it is being committed."""
+        self._check_open(upload)
+        upload.closed = True
+
+    def end(self, reservation_id: int) -> None:
+        """Its memory goes back. Ending twice does nothing."""
+        upload = self._open.pop(reservation_id, None)
+        if upload is not None:
+            upload.closed = True
+            self._staging.give_back(upload.staged_bytes)
+            upload.payloads.clear()
+
+    def end_where(self, over: Callable[[Upload], bool]) -> None:
+        """End those that are not being committed and for which `over` holds."""
+        for upload in list(self._open.values()):
+            if not upload.closed and over(upload):
+                self.end(upload.reservation_id)
+
+    def _check_unwritten(self, upload: Upload, index: int) -> None:
+        if index in upload.payloads:
+            raise InvalidArgument(
+                "the item has been written already", field="items.item", value=index, allowed="each item once"
+            )
+
+    def _check_open(self, upload: Upload) -> None:
+        if upload.closed:
+            raise UnknownReservation(
+                "the reservation ended, or its commit began, while its bytes were coming in",
+                field="reservation_id",
+                value=upload.reservation_id,
+                allowed="writing before Commit, Abort and the deadline",
+            )

@@ -1,0 +1,280 @@
+"""The commit pipeline: one task, one queue, one thread that writes to the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from kvstore.core.base import CommitReport
+from kvstore.errors import KvstoreError, LimitExceeded, NoSpace, Unavailable
+from kvstore.service.room import RoomMaker, SpaceDecisions
+from kvstore.store.base import Place, Record, RecordLog
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+JOBS_MAX = 10_000
+NAMESPACES_PER_APPEND_MAX = 64
+
+
+class Publisher(Protocol):
+    """What makes durable bytes visible. Called in the event loop's thread, commit by commit in queue order."""
+
+    def publish(self, places: Sequence[Place | None]) -> CommitReport:
+        """`places` of the commit's records in their order; None for what did not become durable."""
+
+
+@dataclass(eq=False, slots=True)
+class _Commit:
+    records: Sequence[Record]
+    publisher: Publisher
+    done: asyncio.Future[CommitReport]
+    places: list[Place] = field(default_factory=list)
+    error: Exception | None = None
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(memoryview(record.payload).nbytes for record in self.records)
+
+
+@dataclass(eq=False, slots=True)
+class _Alone:
+    work: Callable[[], Awaitable[Any]]
+    done: asyncio.Future[Any]
+
+
+@dataclass(eq=False, slots=True)
+class _Stop:
+    pass
+
+
+class Writer:
+    """Everything that changes the log goes through here, one job after another, in the order of arrival.
+
+    Commits that wait together share a sync: up to `gather_bytes`, or those that come within `gather_seconds`. Records
+    are written in order, so that a child is never durable before its ancestors, and published in order, so that it is
+    never visible before them. A failed append fails the commits that had records in it and no others.
+
+    Jobs are not cancelled with their callers: who goes away does not leave half a commit behind.
+    """
+
+    def __init__(
+        self,
+        store: RecordLog,
+        decisions: SpaceDecisions,
+        *,
+        executor: Executor,
+        segment_bytes: int,
+        gather_bytes: int,
+        gather_seconds: float,
+    ) -> None:
+        self._log = store
+        self._executor = executor
+        self._gather_bytes = gather_bytes
+        self._gather_seconds = gather_seconds
+        self._queue: asyncio.Queue[_Commit | _Alone | _Stop] = asyncio.Queue()
+        self._next: _Commit | _Alone | _Stop | None = None
+        self._stopping = False
+        self._decisions = decisions
+        self._batch: Sequence[_Commit] = ()
+        self.room = RoomMaker(store, self, segment_bytes=segment_bytes, in_thread=self.in_thread)
+        self.appends_total = 0
+        self.commits_total = 0
+        self.failed_commits_total = 0
+
+    @property
+    def waiting(self) -> int:
+        return self._queue.qsize()
+
+    # ---- for callers --------------------------------------------------------------------------------------------
+
+    async def commit(self, records: Sequence[Record], publisher: Publisher) -> CommitReport:
+        """Make the records durable, then publish. Raises what kept any of them from it; the others are published."""
+        job = _Commit(records, publisher, asyncio.get_running_loop().create_future())
+        self._put(job)
+        return await asyncio.shield(job.done)
+
+    async def alone(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run `work` after all earlier jobs and beside none. It may use `in_thread` and `append`."""
+        job = _Alone(work, asyncio.get_running_loop().create_future())
+        self._put(job)
+        result: T = await asyncio.shield(job.done)
+        return result
+
+    def stop(self) -> None:
+        """Refuse new jobs; `run` returns when all earlier ones are done."""
+        self._stopping = True
+        self._queue.put_nowait(_Stop())
+
+    def check_accepts(self) -> None:
+        """Raise unless a job that comes now is taken."""
+        if self._stopping:
+            raise Unavailable("the service is stopping")
+        if self._queue.qsize() >= JOBS_MAX:
+            raise LimitExceeded(
+                "too many commits are waiting", field="jobs", value=JOBS_MAX + 1, allowed=f"{JOBS_MAX}"
+            )
+
+    def _put(self, job: _Commit | _Alone) -> None:
+        self.check_accepts()
+        # A job whose caller has gone must not warn that nobody read its error.
+        job.done.add_done_callback(_mark_read)
+        self._queue.put_nowait(job)
+
+    # ---- for the job that runs ----------------------------------------------------------------------------------
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def append(self, records: Sequence[Record]) -> list[Place]:
+        """Make room and append, durably. For jobs that run alone, and for the pipeline itself."""
+        await self.room.make(sum(memoryview(record.payload).nbytes for record in records))
+        try:
+            places = await self.in_thread(lambda: self._log.append(records))
+        except NoSpace:
+            # Many small records need more than their payloads: a fresh segment has room for any one append.
+            await self.room.make(self._log.largest_append_bytes())
+            try:
+                places = await self.in_thread(lambda: self._log.append(records))
+            except NoSpace:
+                # Others have filled the file system, and the budget is not the limit.
+                if not await self.room.give_back_a_segment():
+                    raise
+                places = await self.in_thread(lambda: self._log.append(records))
+        self.room.space = self._log.space()
+        self.appends_total += 1
+        return places
+
+    # ---- what making room asks ----------------------------------------------------------------------------------
+
+    def evict(self, need_bytes: int) -> list[Place]:
+        return self._decisions.evict(need_bytes)
+
+    def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
+        """Records of the commits under way are durable but not published: only this batch knows their places."""
+        for commit in self._batch:
+            commit.places = [moves.pop(place, place) for place in commit.places]
+        return self._decisions.moved(segment_id, moves)
+
+    # ---- the task -----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """The task. Returns after `stop`, when the queue is empty."""
+        while not isinstance(job := await self._take(), _Stop):
+            if isinstance(job, _Alone):
+                await self._run_alone(job)
+            else:
+                await self._run_commits(await self._gather(job))
+
+    async def _take(self) -> _Commit | _Alone | _Stop:
+        if self._next is not None:
+            job, self._next = self._next, None
+            return job
+        return await self._queue.get()
+
+    async def _run_alone(self, job: _Alone) -> None:
+        try:
+            result = await job.work()
+        except Exception as error:  # noqa: BLE001 -- carried to the caller; the pipeline serves the next job
+            job.done.set_exception(error)
+        else:
+            job.done.set_result(result)
+
+    async def _gather(self, first: _Commit) -> list[_Commit]:
+        batch, size = [first], first.payload_bytes
+        end = asyncio.get_running_loop().time() + self._gather_seconds
+        while size < self._gather_bytes:
+            try:
+                async with asyncio.timeout_at(end):
+                    job = await self._queue.get()
+            except TimeoutError:
+                break
+            if not isinstance(job, _Commit):
+                self._next = job
+                break
+            batch.append(job)
+            size += job.payload_bytes
+        return batch
+
+    async def _run_commits(self, batch: list[_Commit]) -> None:
+        self._batch = batch
+        try:
+            for part in self._parts(batch):
+                await self._append_part(part)
+        except Exception as error:  # noqa: BLE001 -- carried to the callers; the pipeline serves the next batch
+            for commit in batch:
+                commit.error = commit.error or error
+        for commit in batch:
+            if not commit.done.done():
+                self._publish(commit)
+        self._batch = ()
+
+    def _parts(self, batch: list[_Commit]) -> list[list[tuple[_Commit, list[Record]]]]:
+        """The batch cut into appends, in order: each within the limits of one append."""
+        limit = min(self._gather_bytes, self._log.largest_append_bytes())
+        parts: list[list[tuple[_Commit, list[Record]]]] = [[]]
+        size, namespaces = 0, set[bytes]()
+        for commit in batch:
+            for record in commit.records:
+                length = memoryview(record.payload).nbytes
+                namespaces.add(record.namespace)
+                if parts[-1] and (size + length > limit or len(namespaces) > NAMESPACES_PER_APPEND_MAX):
+                    parts.append([])
+                    size, namespaces = 0, {record.namespace}
+                if not parts[-1] or parts[-1][-1][0] is not commit:
+                    parts[-1].append((commit, []))
+                parts[-1][-1][1].append(record)
+                size += length
+        return [part for part in parts if part]
+
+    async def _append_part(self, part: list[tuple[_Commit, list[Record]]]) -> None:
+        """Append what belongs to commits that have not failed, and publish each commit whose last record it was."""
+        part = [(commit, records) for commit, records in part if commit.error is None]
+        if not part:
+            return
+        try:
+            places = await self.append([record for _, records in part for record in records])
+        except NoSpace as error:
+            if len(part) > 1:
+                # Together they may need more than there is; each alone may not.
+                for each in part:
+                    await self._append_part([each])
+                return
+            part[0][0].error = error
+        except KvstoreError as error:
+            for commit, _ in part:
+                commit.error = error
+        else:
+            at = 0
+            for commit, records in part:
+                commit.places.extend(places[at : at + len(records)])
+                at += len(records)
+        for commit, _ in part:
+            if commit.error is not None or len(commit.places) == len(commit.records):
+                self._publish(commit)
+
+    def _publish(self, commit: _Commit) -> None:
+        missing = len(commit.records) - len(commit.places)
+        assert commit.error is not None or not missing, "a commit ends whole or with an error"
+        try:
+            report = commit.publisher.publish([*commit.places, *[None] * missing])
+        except Exception as error:  # noqa: BLE001 -- carried to the caller; the pipeline serves the next commit
+            commit.done.set_exception(error)
+            return
+        self.room.discard(report.discard)
+        self.commits_total += 1
+        if commit.error is not None:
+            self.failed_commits_total += 1
+            commit.done.set_exception(commit.error)
+        else:
+            commit.done.set_result(report)
+
+
+def _mark_read(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled():
+        done.exception()

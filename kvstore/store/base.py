@@ -1,0 +1,158 @@
+"""The block tier's interface: a log of self-describing records, and what is told about them.
+
+A store knows records, places and space; it does not know chains, leases or policies. All calls block and are made
+from an executor's threads: one thread at a time appends, cleans and reclaims; any number read at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from kvstore.types import BlockKey, BytesLike, Checks, Lineage, NamespaceDigest
+
+
+class RecordKind(IntEnum):
+    """Values are part of the disk format. BLOCK and STATE equal the ItemKind values."""
+
+    BLOCK = 1
+    STATE = 2
+    NAMESPACE = 3
+    CLEAR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record's payload begins and how long it is. `segment_id` is never used again for another segment."""
+
+    segment_id: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One thing to write.
+
+    NAMESPACE: `key` is the namespace digest and the payload its description. CLEAR: every BLOCK and STATE of
+    `namespace` written before it, in its own batch too, is gone for good; the NAMESPACE record and the policy stay.
+    `position` is the token count at the item's end.
+    """
+
+    kind: RecordKind
+    namespace: NamespaceDigest
+    key: BlockKey
+    parent: BlockKey
+    position: int
+    lineage: Lineage
+    payload: BytesLike
+    checks: Checks
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A durable record that recovery found; the payload stays on the device (NAMESPACE payloads are carried)."""
+
+    kind: RecordKind
+    namespace: NamespaceDigest
+    key: BlockKey
+    parent: BlockKey
+    position: int
+    lineage: Lineage
+    checks: Checks
+    place: Place
+    sequence: int
+    last_use: float
+    """Wall seconds of the last known use; at least the time of writing."""
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What opening found. `records` are BLOCK, STATE and NAMESPACE in sequence order, without those that a later
+    CLEAR covers and without older copies of the same (namespace, key, kind). `fresh`: the directory was empty.
+    `rebuilt`: the catalogue was lost or damaged, and everything came from the log."""
+
+    records: Sequence[Found]
+    policies: Mapping[NamespaceDigest, str]
+    fresh: bool
+    rebuilt: bool
+    torn_bytes: int
+    damaged_records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Bytes, as accounted. live + dead + padded + reserved == allocated for segments; `other` is everything else
+    below the directory (catalogue, ballast, identity). allocated + other <= budget at every moment."""
+
+    budget: int
+    live: int
+    dead: int
+    padded: int
+    reserved: int
+    allocated: int
+    other: int
+    segments: int
+
+
+class RecordLog(Protocol):
+    """A durable log of records within a disk budget."""
+
+    def append(self, records: Sequence[Record]) -> list[Place]:
+        """Write all records and make them durable; on return each is found again after a crash. The caller must not
+        change the payloads meanwhile.
+
+        Raises InvalidArgument for records that no log holds, NoSpace (before anything is written) when `room_bytes` is
+        less than they need, and DeviceError when a write or sync fails (NoSpace when the device was full after all);
+        then none of them counts as written, and the next append goes to a fresh segment.
+        """
+
+    def read(self, wanted: Sequence[tuple[Place, BlockKey, RecordKind]]) -> list[bytes | None]:
+        """Payloads in the order asked, each checked against its header, key, kind, place and checksums.
+
+        None for a record that is damaged, of another key, or whose segment is gone: the caller forgets it (a counted
+        miss). Raises DeviceError when the device fails the read.
+        """
+
+    def room_bytes(self) -> int:
+        """Payload bytes that one append may surely hold now, if its payloads have 3,072 bytes on average or more."""
+
+    def largest_append_bytes(self) -> int:
+        """Payload bytes that an append may hold at all: more is refused with InvalidArgument."""
+
+    def discard(self, places: Iterable[Place]) -> None:
+        """These records are not needed any more; their bytes count as dead. In RAM only: after a crash they may be
+        found again, which is harmless, since their bytes are right. Idempotent; unknown places are ignored."""
+
+    def reclaim(self) -> int:
+        """Give back every sealed segment in which nothing lives and that no reader holds. Bytes given back."""
+
+    def cheapest_segment(self) -> tuple[int, int] | None:
+        """(segment id, live bytes) of the sealed segment with the fewest live bytes, or None. One in which nothing
+        lives is not named: `reclaim` takes it as soon as no reader holds it."""
+
+    def clean(self, segment_id: int) -> dict[Place, Place]:
+        """Copy the live records of a sealed segment forward, durably, then let the segment go. Old place to new
+        place; a record found damaged or discarded on the way maps to nothing. Raises NoSpace when the copy does not fit,
+        and InvalidArgument for a segment that is not sealed or is gone."""
+
+    def put_policy(self, namespace: NamespaceDigest, policy: str) -> None:
+        """Durably remember a namespace's window-state policy."""
+
+    def note_uses(self, uses: Iterable[tuple[Place, float]]) -> None:
+        """Persist last uses (wall seconds), by the hour, a row per segment. May be lost in a crash."""
+
+    def space(self) -> Space: ...
+
+    def counters(self) -> Mapping[str, int]:
+        """Monotonic counts by name: appended_records, appended_bytes, syncs, read_records, damaged_records,
+        device_errors, reclaimed_segments, cleaned_bytes."""
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the law of `Space` holds and agrees with the file system within 1 %."""
+
+    def close(self) -> None:
+        """Seal or sync what is open and release the directory. Idempotent."""

@@ -1,0 +1,254 @@
+"""The catalogue: a small durable map beside the log that makes a start fast. All of it can be rebuilt from the log.
+
+Rows (numbers little-endian, except the big-endian segment id in keys, which keeps them in order)
+    "I"             16 store uuid, 4 catalogue version
+    "S" segment id   8 salt, 8 file bytes, 1 state: 1 sealed, 2 dead
+    "F" segment id   the segment's footer, as in its file
+    "U" segment id   8 salt, then for each record with a known use: 4 payload offset, 4 hour since the epoch
+    "P" namespace    8 sequence, then the policy in UTF-8
+Every value is kept behind a crc32c over its key and itself: the map checks none of its pages, and single flipped bits
+in it otherwise pass as answers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from array import array
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import lmdb
+import lmdb.verify
+
+from kvstore.errors import DeviceError
+from kvstore.store.device import translated
+from kvstore.store.format import crc32c
+
+CATALOG_VERSION = 1
+SEALED = 1
+DEAD = 2
+
+IDENTITY_KEY = b"I"
+_SEGMENT = struct.Struct("<QQB")
+_SALT = struct.Struct("<Q")
+_SEQUENCE = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_PAGE = 4096
+_META_LAST_PAGE = (136, _PAGE + 136)
+"""Where the map's two header pages say which page is the last one in use (data format 1)."""
+
+
+class SegmentRow(NamedTuple):
+    salt: int
+    file_bytes: int
+    state: int
+
+
+class Loaded(NamedTuple):
+    """Rows whose checksums hold. Not intact: there was no catalogue, or it was damaged and is empty now."""
+
+    rows: dict[bytes, bytes]
+    intact: bool
+
+
+class Catalog(Protocol):
+    """A durable map. One thread at a time calls it; not always the same one."""
+
+    def load(self) -> Loaded:
+        """All rows. A damaged catalogue is removed and begun again. Raises DeviceError when the device or its
+        permissions fail the attempt; then nothing was removed."""
+
+    def write(self, changes: Mapping[bytes, bytes | None], *, bytes_max: int) -> bool:
+        """Set or (None) remove rows in one durable transaction. False, and nothing changed, when the catalogue
+        cannot be written or would outgrow `bytes_max` on the disk. That costs a slower start, never a record."""
+
+    def close(self) -> None: ...
+
+
+def key_of(letter: bytes, segment_id: int) -> bytes:
+    return letter + segment_id.to_bytes(8, "big")
+
+
+def identity_row(uuid: bytes) -> bytes:
+    return uuid + struct.pack("<I", CATALOG_VERSION)
+
+
+def segment_row(row: SegmentRow) -> bytes:
+    return _SEGMENT.pack(*row)
+
+
+def decode_segment_row(data: bytes) -> SegmentRow | None:
+    return SegmentRow(*_SEGMENT.unpack(data)) if len(data) == _SEGMENT.size else None
+
+
+def uses_row(salt: int, uses: Iterable[tuple[int, int]]) -> bytes:
+    return _SALT.pack(salt) + array("I", [number for pair in uses for number in pair]).tobytes()
+
+
+def decode_uses_row(data: bytes, *, salt: int) -> dict[int, int]:
+    """Hours by payload offset; nothing when the row belongs to another segment of this id."""
+    if len(data) < 8 or (len(data) - 8) % 8 or _SALT.unpack_from(data)[0] != salt:
+        return {}
+    numbers = array("I", data[8:])
+    return dict(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def policy_row(sequence: int, policy: str) -> bytes:
+    return _SEQUENCE.pack(sequence) + policy.encode()
+
+
+def decode_policy_row(data: bytes) -> tuple[int, str]:
+    return _SEQUENCE.unpack_from(data)[0], data[8:].decode()
+
+
+def seal_value(key: bytes, value: bytes) -> bytes:
+    return _CRC.pack(crc32c(key + value)) + value
+
+
+def open_value(key: bytes, data: bytes) -> bytes | None:
+    value = data[4:]
+    return value if len(data) >= 4 and _CRC.unpack_from(data)[0] == crc32c(key + value) else None
+
+
+class RamCatalog:
+    """A catalogue that lives as long as this object: for simulations. What was written survives `close`."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+        self._begun = False
+
+    def load(self) -> Loaded:
+        loaded: dict[bytes, bytes] = {}
+        intact = self._begun
+        self._begun = True
+        for key, data in self.rows.items():
+            value = open_value(key, data)
+            if value is None:
+                self.rows = {}
+                return Loaded({}, intact=False)
+            loaded[key] = value
+        return Loaded(loaded, intact=intact)
+
+    def write(self, changes: Mapping[bytes, bytes | None], *, bytes_max: int) -> bool:
+        after = dict(self.rows)
+        for key, value in changes.items():
+            if value is None:
+                after.pop(key, None)
+            else:
+                after[key] = seal_value(key, value)
+        if sum(len(key) + len(data) for key, data in after.items()) > bytes_max:
+            return False
+        self.rows = after
+        return True
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class LmdbCatalog:
+    """A catalogue in one LMDB file. The store's directory lock is its lock."""
+
+    DATA_NAME = "catalog.mdb"
+    MARKER_NAME = "catalog.opening"
+    _MAP_BYTES_MIN = 1 << 20
+
+    def __init__(self, directory: Path) -> None:
+        self._data = directory / self.DATA_NAME
+        self._marker = directory / self.MARKER_NAME
+        self._env: Any = None
+
+    def load(self) -> Loaded:
+        # A data file damaged in an unforeseen way can kill the process that maps it. The marker outlives such a
+        # process, so that the next start begins a new catalogue instead of dying again.
+        with translated("examine", str(self._data)):
+            existed = self._data.exists()
+            damaged = existed and (self._marker.exists() or not self._structure_holds())
+            if damaged:
+                self._data.unlink()
+        with suppress(OSError):  # without the marker only that protection is missing
+            self._marker.touch(mode=0o600)
+        loaded = self._open_and_read() if existed and not damaged else None
+        if loaded is None:
+            self.close()
+            with translated("remove", str(self._data)):
+                self._data.unlink(missing_ok=True)
+            self._open_environment()
+        with translated("remove", str(self._marker)):
+            self._marker.unlink(missing_ok=True)
+        return Loaded(loaded or {}, intact=loaded is not None)
+
+    def write(self, changes: Mapping[bytes, bytes | None], *, bytes_max: int) -> bool:
+        if self._env is None:
+            return False
+        try:
+            # The map's size is the file's limit. It may not go below what the file has already.
+            size = max(bytes_max, self._data.stat().st_size) // 4096 * 4096
+            if size != self._env.info()["map_size"]:
+                self._env.set_mapsize(size)
+            with self._env.begin(write=True) as transaction:
+                for key, value in changes.items():
+                    if value is None:
+                        transaction.delete(key)
+                    else:
+                        transaction.put(key, seal_value(key, value))
+        except (lmdb.Error, OSError):
+            return False
+        return True
+
+    def close(self) -> None:
+        if self._env is not None:
+            environment, self._env = self._env, None
+            environment.close()
+
+    def _structure_holds(self) -> bool:
+        """Whether the file's pages form the trees they claim to, checked without mapping it."""
+        with self._data.open("rb") as file:
+            head = file.read(_META_LAST_PAGE[1] + 8)
+            size = os.fstat(file.fileno()).st_size
+        # A page that the file is too short for would be met by the processor, not by an error.
+        if len(head) < _META_LAST_PAGE[1] + 8 or size < max(
+            (struct.unpack_from("<Q", head, at)[0] + 1) * _PAGE for at in _META_LAST_PAGE
+        ):
+            return False
+        try:
+            problems: list[str] = lmdb.verify.verify(str(self._data), subdir=False)  # type: ignore[no-untyped-call]
+            return not problems
+        except (lmdb.verify.VerifyError, struct.error, IndexError, ValueError, RecursionError):
+            return False
+
+    def _open_environment(self) -> None:
+        try:
+            self._env = lmdb.open(
+                str(self._data), subdir=False, lock=False, mode=0o600, map_size=self._map_bytes(), lib_version=0,
+                sync=True, metasync=True, writemap=False, readahead=False, max_spare_txns=0)
+        except lmdb.Error as error:
+            code = getattr(error, "code", None)
+            if code in (errno.EACCES, errno.EIO, errno.ENOMEM, errno.EPERM, errno.EMFILE, errno.ENFILE):
+                raise DeviceError(f"cannot open the catalogue {self._data}: {os.strerror(code)}") from error
+            # Full disks and files that are no catalogue: the store works without.
+            self._env = None
+
+    def _map_bytes(self) -> int:
+        size = self._data.stat().st_size if self._data.exists() else 0
+        return max(self._MAP_BYTES_MIN, size)
+
+    def _open_and_read(self) -> dict[bytes, bytes] | None:
+        """All rows, or None when anything about the file is wrong."""
+        self._open_environment()
+        if self._env is None:
+            return None
+        rows: dict[bytes, bytes] = {}
+        try:
+            with self._env.begin() as transaction:
+                for key, data in transaction.cursor():
+                    value = open_value(key, data)
+                    if value is None:
+                        return None
+                    rows[key] = value
+        except lmdb.Error:
+            return None
+        return rows

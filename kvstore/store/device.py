@@ -1,0 +1,278 @@
+"""Files of one directory, as the log needs them: every effect on the disk passes through here.
+
+A fault test replaces the device and nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from kvstore.errors import DeviceError, DirectoryInUse, KvstoreError, NoSpace
+from kvstore.types import BytesLike
+
+_NO_SPACE = {
+    errno.ENOSPC: "the file system is full",
+    errno.EDQUOT: "the user's disk quota is used up",
+    errno.EFBIG: "a file size limit was reached",
+    errno.EROFS: "the file system is mounted read-only",
+}
+_PARTS_PER_WRITE = 512
+"""Below the kernel's limit on the vector of one call (1,024)."""
+
+LOCK_NAME = "lock"
+
+
+class DeviceFile(Protocol):
+    """An open file. Calls raise DeviceError or NoSpace. Any number of threads may read; one writes."""
+
+    def pwritev(self, offset: int, parts: Sequence[BytesLike]) -> int:
+        """Write from the beginning of `parts`; the number of bytes written, at least 1 and perhaps not all."""
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """At most `length` bytes; fewer only at the end of the file or when interrupted, none only at the end."""
+
+    def allocate(self, size: int) -> None:
+        """Reserve space for `size` bytes from offset 0; the file then has that size and reads as zeros."""
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes and give the space back; on return this and all written survive a power
+        cut. Fails as `sync` does."""
+
+    def size(self) -> int: ...
+
+    def sync(self) -> None:
+        """All written so far survives a power cut. After a failure nothing is known of what was written since the
+        last success, and a later success says nothing about it."""
+
+    def forget_cached(self, offset: int, length: int) -> None:
+        """Drop what memory holds of synced bytes, so that the next read asks the device. Length 0: to the end."""
+
+    def close(self) -> None: ...
+
+
+class Device(Protocol):
+    """One directory. Names are plain file names chosen by the store."""
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+
+    def lock(self) -> None:
+        """Hold the directory until `close`. Raises DirectoryInUse."""
+
+    def names(self) -> list[str]:
+        """Everything in the directory, in order. A directory that does not exist is made first."""
+
+    def create(self, name: str) -> DeviceFile:
+        """A new empty file. Raises DeviceError when the name exists."""
+
+    def open(self, name: str) -> DeviceFile | None:
+        """An existing file for reading and writing; None when there is none."""
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def unlink(self, name: str) -> None:
+        """Remove a name; nothing happens when there is none."""
+
+    def sync_names(self) -> None:
+        """Names created, renamed and removed so far survive a power cut."""
+
+    def allocated(self, name: str) -> int:
+        """Bytes of disk that a name takes; 0 when there is none."""
+
+    def close(self) -> None:
+        """Give the lock back. Idempotent."""
+
+
+def write_all(file: DeviceFile, offset: int, parts: Sequence[BytesLike]) -> int:
+    """Write all parts one after another from `offset`, whatever single calls manage. Bytes written."""
+    at = offset
+    for first in range(0, len(parts), _PARTS_PER_WRITE):
+        group = list(parts[first : first + _PARTS_PER_WRITE])
+        while group:
+            written = file.pwritev(at, group)
+            assert written > 0, "pwritev writes at least one byte or raises"
+            at += written
+            group = _without_prefix(group, written)
+    return at - offset
+
+
+def read_fully(file: DeviceFile, offset: int, length: int) -> bytes:
+    """`length` bytes, fewer only where the file ends."""
+    data = file.pread(offset, length)
+    while len(data) < length:
+        more = file.pread(offset + len(data), length - len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _without_prefix(parts: list[BytesLike], count: int) -> list[BytesLike]:
+    for index, part in enumerate(parts):
+        size = memoryview(part).nbytes
+        if count < size:
+            return [memoryview(part).cast("B")[count:], *parts[index + 1 :]]
+        count -= size
+    return []
+
+
+def device_error(error: OSError, *, action: str, path: str) -> KvstoreError:
+    """The error of ours that says what the system's error means."""
+    reason = _NO_SPACE.get(error.errno or 0)
+    if reason is not None:
+        return NoSpace(f"cannot {action} {path}: {reason} ({errno.errorcode[error.errno or 0]})")
+    return DeviceError(f"cannot {action} {path}: {error.strerror or error}")
+
+
+@contextmanager
+def translated(action: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise device_error(error, action=action, path=path) from error
+
+
+class PosixFile:
+    """A DeviceFile over a descriptor that it owns."""
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self._fd = descriptor
+        self._path = path
+
+    def pwritev(self, offset: int, parts: Sequence[BytesLike]) -> int:
+        with translated("write", self._path):
+            return os.pwritev(self._fd, parts, offset)
+
+    def pread(self, offset: int, length: int) -> bytes:
+        with translated("read", self._path):
+            return os.pread(self._fd, length, offset)
+
+    def allocate(self, size: int) -> None:
+        with translated(f"allocate {size} bytes for", self._path):
+            os.posix_fallocate(self._fd, 0, size)
+
+    def truncate(self, size: int) -> None:
+        with translated("truncate", self._path):
+            os.ftruncate(self._fd, size)
+            os.fsync(self._fd)
+
+    def size(self) -> int:
+        with translated("examine", self._path):
+            return os.fstat(self._fd).st_size
+
+    def sync(self) -> None:
+        with translated("sync", self._path):
+            os.fdatasync(self._fd)
+
+    def forget_cached(self, offset: int, length: int) -> None:
+        with translated("advise", self._path):
+            os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            descriptor, self._fd = self._fd, -1
+            with translated("close", self._path):
+                os.close(descriptor)
+
+
+class PosixDevice:
+    """A directory of a file system. Files get mode 0600 and a directory that is made here 0700."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._path = Path(directory)
+        self._lock_fd = -1
+
+    @property
+    def where(self) -> str:
+        return str(self._path)
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def lock(self) -> None:
+        path = self._path / LOCK_NAME
+        with translated("open", str(path)):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise DirectoryInUse(f"another process (pid {holder}) holds the store; stop it or use another directory",
+                                 field="directory", value=self.where) from error
+        except OSError as error:
+            os.close(descriptor)
+            raise device_error(error, action="lock", path=str(path)) from error
+        self._lock_fd = descriptor
+        with suppress(OSError):  # the pid only helps the message above; a full disk must not stop a start
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def names(self) -> list[str]:
+        with translated("list", self.where):
+            try:
+                return sorted(os.listdir(self._path))  # noqa: PTH208
+            except FileNotFoundError:
+                self._path.mkdir(mode=0o700, parents=True)
+                self._sync_directory(self._path.parent)
+                return []
+
+    def create(self, name: str) -> DeviceFile:
+        path = str(self._path / name)
+        with translated("create", path):
+            return PosixFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), path)
+
+    def open(self, name: str) -> DeviceFile | None:
+        path = str(self._path / name)
+        with translated("open", path):
+            try:
+                return PosixFile(os.open(path, os.O_RDWR | os.O_CLOEXEC), path)
+            except FileNotFoundError:
+                return None
+
+    def rename(self, old: str, new: str) -> None:
+        with translated("rename", str(self._path / old)):
+            (self._path / old).rename(self._path / new)
+
+    def unlink(self, name: str) -> None:
+        with translated("remove", str(self._path / name)):
+            (self._path / name).unlink(missing_ok=True)
+
+    def sync_names(self) -> None:
+        with translated("sync", self.where):
+            self._sync_directory(self._path)
+
+    def allocated(self, name: str) -> int:
+        path = self._path / name
+        with translated("examine", str(path)):
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                return 0
+            total = status.st_blocks * 512
+            if path.is_dir() and not path.is_symlink():
+                for folder, _, files in os.walk(path):
+                    total += sum(Path(folder, file).lstat().st_blocks * 512 for file in files)
+            return total
+
+    def close(self) -> None:
+        if self._lock_fd >= 0:
+            descriptor, self._lock_fd = self._lock_fd, -1
+            with translated("close", self.where):
+                os.close(descriptor)
+
+    @staticmethod
+    def _sync_directory(path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,237 @@
+"""The segment log: appends in synced batches, checked reads, space given back by whole segments."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from kvstore.errors import DeviceError, InvalidArgument, NoSpace
+from kvstore.store.appender import Appender
+from kvstore.store.base import Place, Record, RecordKind, Space
+from kvstore.store.catalog import DEAD, SegmentRow, key_of, policy_row, segment_row
+from kvstore.store.cleaning import Cleaner, uses_rows
+from kvstore.store.incoming import pending_policy, pending_records
+from kvstore.store.segment import Segment, State
+from kvstore.store.space import largest_batch, payload_room
+from kvstore.store.state import OpenedStore
+from kvstore.types import BlockKey, NamespaceDigest
+
+_HOUR = 3600
+_HOURS_MAX = 2**32 - 1
+
+
+class SegmentLog:
+    """A RecordLog over segment files in one directory.
+
+    Appends, cleaning, reclaiming, policies and uses take turns; reads, discards and questions run beside them.
+    """
+
+    def __init__(self, store: OpenedStore) -> None:
+        self._store = store
+        self._table = store.table
+        self._disk = store.disk
+        self._appender = Appender(store)
+        self._cleaner = Cleaner(store, self._appender)
+        self._turn = threading.Lock()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"SegmentLog({self._store.device.where!r}, {self.space()})"
+
+    def append(self, records: Sequence[Record]) -> list[Place]:
+        with self._turn:
+            self._refuse_closed()
+            items = pending_records(
+                records, first_sequence=self._store.next_sequence, created_ms=self._store.now_ms(),
+                payload_bytes_max=self.largest_append_bytes())
+            if not items:
+                return []
+            self._store.take_sequences(len(items))
+            # A CLEAR is what makes space; it may use the space that is kept for copies.
+            only_clears = all(item.kind == RecordKind.CLEAR for item in items)
+            places = self._appender.append(items, cleaning=only_clears)
+            self._table.count("appended_records", len(items))
+            self._table.count("appended_bytes", sum(item.length for item in items))
+            return places
+
+    def put_policy(self, namespace: NamespaceDigest, policy: str) -> None:
+        with self._turn:
+            self._refuse_closed()
+            known = self._store.policies.get(namespace)
+            if known is not None and known[1] == policy:
+                return
+            item = pending_policy(
+                namespace, policy, sequence=self._store.take_sequences(1), created_ms=self._store.now_ms())
+            self._appender.append([item])
+            self._store.write_rows({b"P" + namespace: policy_row(item.sequence, policy)})
+
+    def read(self, wanted: Sequence[tuple[Place, BlockKey, RecordKind]]) -> list[bytes | None]:
+        return self._store.reader.read(wanted)
+
+    def room_bytes(self) -> int:
+        if self._appender.may_create():
+            return self.largest_append_bytes()
+        return min(payload_room(self._appender.unused_bytes()), self.largest_append_bytes())
+
+    def largest_append_bytes(self) -> int:
+        return largest_batch(self._disk.segment_bytes)
+
+    def discard(self, places: Iterable[Place]) -> None:
+        with self._table.lock:
+            for place in places:
+                segment = self._table.segments.get(place.segment_id)
+                index = segment.find(place) if segment is not None else None
+                # A CLEAR lives as long as it covers something, whatever the caller thinks of it.
+                if segment is not None and index is not None and segment.kind(index) != RecordKind.CLEAR:
+                    segment.kill(index)
+
+    def reclaim(self) -> int:
+        with self._turn:
+            self._refuse_closed()
+            if self._appender.holds_only_dead() and not self._appender.may_create():
+                # Space is short, and this segment is the only one that can give some.
+                self._appender.seal()
+            return self._reclaim()
+
+    def cheapest_segment(self) -> tuple[int, int] | None:
+        with self._table.lock:
+            costs = [(segment.live, segment.segment_id) for segment in self._table.segments.values()
+                     if segment.state is State.CLOSED and segment.has_live()]
+        if not costs:
+            return None
+        live, segment_id = min(costs)
+        return segment_id, live
+
+    def clean(self, segment_id: int) -> dict[Place, Place]:
+        with self._turn:
+            self._refuse_closed()
+            with self._table.lock:
+                self._drop_spent_clears()
+                source = self._table.segments.get(segment_id)
+            if source is None or source.state is not State.CLOSED:
+                raise InvalidArgument("only a sealed segment can be cleaned", field="segment_id", value=segment_id,
+                                      allowed="what cheapest_segment names")
+            moved = self._cleaner.clean(source)
+            # A failed removal is counted and goes on with the next reclaim; the caller must learn where its records are.
+            with suppress(DeviceError, NoSpace):
+                self._reclaim()
+            return moved
+
+    def note_uses(self, uses: Iterable[tuple[Place, float]]) -> None:
+        with self._turn:
+            self._refuse_closed()
+            touched = set()
+            with self._table.lock:
+                for place, when in uses:
+                    segment = self._table.segments.get(place.segment_id)
+                    index = segment.find(place) if segment is not None else None
+                    if segment is not None and index is not None:
+                        segment.note_use(index, max(0, min(math.ceil(when / _HOUR), _HOURS_MAX)))
+                        touched.add(place.segment_id)
+            rows: dict[bytes, bytes | None] = {}
+            for segment_id in sorted(touched):
+                rows.update(uses_rows(self._store, segment_id))
+            if rows:
+                self._store.write_rows(rows)
+
+    def space(self) -> Space:
+        with self._table.lock:
+            segments = self._table.segments.values()
+            creating = self._disk.creating_bytes
+            return Space(
+                budget=self._disk.budget_bytes, live=sum(segment.live for segment in segments),
+                dead=sum(segment.dead for segment in segments), padded=sum(segment.padded for segment in segments),
+                reserved=sum(segment.reserved for segment in segments) + creating,
+                allocated=sum(segment.allocated for segment in segments) + creating,
+                other=self._disk.other_bytes, segments=len(segments))
+
+    def counters(self) -> Mapping[str, int]:
+        return self._table.counts()
+
+    def check_integrity(self) -> None:
+        with self._turn:
+            self._disk.refresh()
+            with self._table.lock:
+                for segment in self._table.segments.values():
+                    segment.check()
+                names = [segment.name for segment in self._table.segments.values()]
+            space = self.space()
+            assert space.live + space.dead + space.padded + space.reserved == space.allocated, space
+            measured = sum(self._store.device.allocated(name) for name in names)
+            # The file system's own blocks for a file's extents come on top, a page or so for each.
+            slack = space.allocated // 100 + 8192 * len(names)
+            assert abs(measured - space.allocated) <= slack, (measured, space)
+
+    def close(self) -> None:
+        with self._turn:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._appender.seal()
+                self._store.files.close()
+                self._store.catalog.close()
+            finally:
+                self._store.device.close()
+
+    def _reclaim(self) -> int:
+        total = 0
+        while True:
+            with self._table.lock:
+                self._drop_spent_clears()
+                victims = [segment for segment in self._table.segments.values() if _may_go(segment)]
+                for segment in victims:
+                    segment.state = State.DYING
+            if not victims:
+                return total
+            # Without this row a crash between the removals and their sync would bring segments back.
+            self._store.write_rows(_rows_of_dead(victims))
+            try:
+                for segment in victims:
+                    self._store.files.drop(segment.name)
+                    self._store.device.unlink(segment.name)
+                self._store.device.sync_names()
+            except (DeviceError, NoSpace):
+                self._table.count("device_errors")
+                raise
+            with self._table.lock:
+                for segment in victims:
+                    del self._table.segments[segment.segment_id]
+            total += sum(segment.allocated for segment in victims)
+            self._table.count("reclaimed_segments", len(victims))
+            self._store.stale_rows.update({key_of(b"S", segment.segment_id): None for segment in victims})
+            self._disk.refresh()
+
+    def _drop_spent_clears(self) -> None:
+        """A CLEAR is needed while another segment holds a record that it covers."""
+        for namespace, (sequence, place) in list(self._store.clears.items()):
+            number = self._table.number_of(namespace)
+            covers = any(
+                segment.lowest.get(number, sequence) < sequence
+                for segment_id, segment in self._table.segments.items() if segment_id != place.segment_id)
+            if not covers:
+                self._table.kill(place)
+                del self._store.clears[namespace]
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise InvalidArgument("the log is closed", field="directory", value=self._store.device.where)
+
+
+def _may_go(segment: Segment) -> bool:
+    """DYING: an earlier removal failed half-way."""
+    if segment.state is State.DYING:
+        return True
+    return segment.state is State.CLOSED and segment.readers == 0 and not segment.has_live()
+
+
+def _rows_of_dead(segments: Sequence[Segment]) -> dict[bytes, bytes | None]:
+    rows: dict[bytes, bytes | None] = {}
+    for segment in segments:
+        row = SegmentRow(segment.identity.salt, segment.allocated, DEAD)
+        rows[key_of(b"S", segment.segment_id)] = segment_row(row)
+        rows[key_of(b"F", segment.segment_id)] = None
+        rows[key_of(b"U", segment.segment_id)] = None
+    return rows

@@ -1,0 +1,96 @@
+"""The disk budget: what may still be created. allocated + other <= budget at every moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvstore.errors import ConfigError
+from kvstore.store.catalog import LmdbCatalog
+from kvstore.store.device import Device
+from kvstore.store.format import (
+    FOOTER_ENTRY_BYTES,
+    PAGE,
+    SEGMENT_BYTES_MAX,
+    SEGMENT_HEADER_BYTES,
+    align,
+)
+from kvstore.store.table import SegmentTable
+
+SEGMENT_BYTES_MIN = 1 << 20
+SEGMENT_BYTES_DEFAULT_MAX = 256 << 20
+SEGMENTS_MIN = 4
+"""The open one, one to copy into, one that is full, and the room of a fourth for the catalogue and rounding."""
+
+# A record's payload may be as small as this for the promises in payload bytes to hold exactly.
+_SMALL_PAYLOAD_BYTES = 3072
+_WORST_RECORD_BYTES = 256 + 511 + FOOTER_ENTRY_BYTES
+_ROUNDING_BYTES = 3 * PAGE
+"""The batch's end, the footer's end, and the names of the batch's namespaces in the footer."""
+_CATALOG_FLOOR_BYTES = 64 << 10
+
+
+def segment_bytes_for(budget_bytes: int, segment_bytes: int | None) -> int:
+    """The size of new segments. Raises ConfigError when it or the budget is out of range."""
+    if segment_bytes is None:
+        sixteenth = budget_bytes // 16 // SEGMENT_BYTES_MIN * SEGMENT_BYTES_MIN
+        segment_bytes = max(SEGMENT_BYTES_MIN, min(SEGMENT_BYTES_DEFAULT_MAX, sixteenth))
+    if not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX or segment_bytes % PAGE:
+        raise ConfigError("the segment size is out of range", field="segment_bytes", value=segment_bytes,
+                          allowed=f"multiples of {PAGE} from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}")
+    if budget_bytes < SEGMENTS_MIN * segment_bytes:
+        raise ConfigError(
+            f"a disk budget of {budget_bytes} bytes holds fewer than {SEGMENTS_MIN} segments of {segment_bytes} bytes",
+            field="budget_bytes", value=budget_bytes, allowed=f"at least {SEGMENTS_MIN * segment_bytes}, or a smaller "
+            "segment_bytes")
+    return segment_bytes
+
+
+def payload_room(free_bytes: int) -> int:
+    """Payload bytes that surely fit into so many bytes of a segment, for payloads of 3,072 bytes on average or
+    more, with their headers, padding and footer."""
+    usable = free_bytes - _ROUNDING_BYTES
+    return max(0, usable * _SMALL_PAYLOAD_BYTES // (_SMALL_PAYLOAD_BYTES + _WORST_RECORD_BYTES))
+
+
+def largest_batch(segment_bytes: int) -> int:
+    return payload_room(segment_bytes - SEGMENT_HEADER_BYTES)
+
+
+def catalog_growth_bytes(segment_bytes: int) -> int:
+    """What the catalogue may grow by while the next segment fills: its footer, twice, since a page is reused only
+    some transactions after it was freed, and small rows."""
+    return _CATALOG_FLOOR_BYTES + 2 * align(segment_bytes // 25, PAGE)
+
+
+@dataclass(slots=True)
+class DiskBudget:
+    device: Device
+    table: SegmentTable
+    budget_bytes: int
+    segment_bytes: int
+    other_bytes: int = 0
+    creating_bytes: int = 0
+    """Of a segment that is being created and not in the table yet."""
+    _catalog_bytes: int = field(default=0)
+
+    def refresh(self) -> None:
+        """Measure everything below the directory that is not a segment of ours."""
+        with self.table.lock:
+            ours = {segment.name for segment in self.table.segments.values()}
+        other = 0
+        for name in self.device.names():
+            if name not in ours:
+                other += self.device.allocated(name)
+        self._catalog_bytes = self.device.allocated(LmdbCatalog.DATA_NAME)
+        self.other_bytes = other
+
+    def free_bytes(self, *, given_back: int, cleaning: bool) -> int:
+        """What new segments may take now, if `given_back` bytes are given back first. One segment's worth stays free
+        unless the new one is for cleaning: copying forward must always be able to begin."""
+        reserve = catalog_growth_bytes(self.segment_bytes) + (0 if cleaning else self.segment_bytes)
+        return self.budget_bytes - self.table.allocated() + given_back - self.other_bytes - reserve
+
+    def catalog_bytes_max(self) -> int:
+        """How large the catalogue's file may be. It does not grow into the room kept for copying."""
+        rest = self.other_bytes - self._catalog_bytes
+        return self.budget_bytes - self.table.allocated() - self.creating_bytes - rest - self.segment_bytes

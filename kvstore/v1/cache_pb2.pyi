@@ -1,0 +1,493 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StateSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STATE_SOURCE_UNSPECIFIED: _ClassVar[StateSource]
+    POOL: _ClassVar[StateSource]
+    CHECKPOINT: _ClassVar[StateSource]
+    ROWS: _ClassVar[StateSource]
+    REPLAY: _ClassVar[StateSource]
+    NONE: _ClassVar[StateSource]
+
+class Exactness(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXACTNESS_UNSPECIFIED: _ClassVar[Exactness]
+    EXACT: _ClassVar[Exactness]
+    BOUNDED: _ClassVar[Exactness]
+
+class ItemKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ITEM_KIND_UNSPECIFIED: _ClassVar[ItemKind]
+    BLOCK: _ClassVar[ItemKind]
+    STATE: _ClassVar[ItemKind]
+
+class Lineage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LINEAGE_UNSPECIFIED: _ClassVar[Lineage]
+    LINEAGE_EXACT: _ClassVar[Lineage]
+    LINEAGE_BOUNDED: _ClassVar[Lineage]
+
+class ReserveOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RESERVE_OUTCOME_UNSPECIFIED: _ClassVar[ReserveOutcome]
+    GRANTED: _ClassVar[ReserveOutcome]
+    HELD: _ClassVar[ReserveOutcome]
+    IN_FLIGHT: _ClassVar[ReserveOutcome]
+    PARENT_MISSING: _ClassVar[ReserveOutcome]
+
+class StateTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STATE_TIER_UNSPECIFIED: _ClassVar[StateTier]
+    STATE_TIER_POOL: _ClassVar[StateTier]
+    STATE_TIER_SSD: _ClassVar[StateTier]
+STATE_SOURCE_UNSPECIFIED: StateSource
+POOL: StateSource
+CHECKPOINT: StateSource
+ROWS: StateSource
+REPLAY: StateSource
+NONE: StateSource
+EXACTNESS_UNSPECIFIED: Exactness
+EXACT: Exactness
+BOUNDED: Exactness
+ITEM_KIND_UNSPECIFIED: ItemKind
+BLOCK: ItemKind
+STATE: ItemKind
+LINEAGE_UNSPECIFIED: Lineage
+LINEAGE_EXACT: Lineage
+LINEAGE_BOUNDED: Lineage
+RESERVE_OUTCOME_UNSPECIFIED: ReserveOutcome
+GRANTED: ReserveOutcome
+HELD: ReserveOutcome
+IN_FLIGHT: ReserveOutcome
+PARENT_MISSING: ReserveOutcome
+STATE_TIER_UNSPECIFIED: StateTier
+STATE_TIER_POOL: StateTier
+STATE_TIER_SSD: StateTier
+
+class Profile(_message.Message):
+    __slots__ = ("name", "geometry")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GEOMETRY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    geometry: bytes
+    def __init__(self, name: _Optional[str] = ..., geometry: _Optional[bytes] = ...) -> None: ...
+
+class OpenNamespaceRequest(_message.Message):
+    __slots__ = ("name", "profile", "weights_revision", "numerics", "adapter", "tenant_salt", "policy")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_REVISION_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    profile: Profile
+    weights_revision: str
+    numerics: str
+    adapter: str
+    tenant_salt: str
+    policy: str
+    def __init__(self, name: _Optional[str] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., weights_revision: _Optional[str] = ..., numerics: _Optional[str] = ..., adapter: _Optional[str] = ..., tenant_salt: _Optional[str] = ..., policy: _Optional[str] = ...) -> None: ...
+
+class Namespace(_message.Message):
+    __slots__ = ("name", "digest", "profile", "policy", "block_tokens", "block_bytes", "state_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: bytes
+    profile: Profile
+    policy: str
+    block_tokens: int
+    block_bytes: int
+    state_bytes: int
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., policy: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
+
+class Costs(_message.Message):
+    __slots__ = ("seconds_per_layer_token", "seconds_per_ssd_byte", "seconds_per_memory_byte", "seconds_per_fetch")
+    SECONDS_PER_LAYER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_PER_SSD_BYTE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_PER_MEMORY_BYTE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_PER_FETCH_FIELD_NUMBER: _ClassVar[int]
+    seconds_per_layer_token: float
+    seconds_per_ssd_byte: float
+    seconds_per_memory_byte: float
+    seconds_per_fetch: float
+    def __init__(self, seconds_per_layer_token: _Optional[float] = ..., seconds_per_ssd_byte: _Optional[float] = ..., seconds_per_memory_byte: _Optional[float] = ..., seconds_per_fetch: _Optional[float] = ...) -> None: ...
+
+class LookupRequest(_message.Message):
+    __slots__ = ("namespace", "keys", "prompt_tokens", "costs", "lease")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    keys: bytes
+    prompt_tokens: int
+    costs: Costs
+    lease: bool
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., lease: bool = ...) -> None: ...
+
+class Alternative(_message.Message):
+    __slots__ = ("compute_from", "state_source", "state_at", "replay_from", "replay_layer_tokens", "bytes_ssd", "bytes_memory", "seconds")
+    COMPUTE_FROM_FIELD_NUMBER: _ClassVar[int]
+    STATE_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    STATE_AT_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_FROM_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_LAYER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SSD_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    compute_from: int
+    state_source: StateSource
+    state_at: int
+    replay_from: int
+    replay_layer_tokens: int
+    bytes_ssd: int
+    bytes_memory: int
+    seconds: float
+    def __init__(self, compute_from: _Optional[int] = ..., state_source: _Optional[_Union[StateSource, str]] = ..., state_at: _Optional[int] = ..., replay_from: _Optional[int] = ..., replay_layer_tokens: _Optional[int] = ..., bytes_ssd: _Optional[int] = ..., bytes_memory: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class SaveStates(_message.Message):
+    __slots__ = ("pool", "ssd", "output_edge_pool", "output_edge_ssd", "every_tokens")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    SSD_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_EDGE_POOL_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_EDGE_SSD_FIELD_NUMBER: _ClassVar[int]
+    EVERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    pool: _containers.RepeatedScalarFieldContainer[int]
+    ssd: _containers.RepeatedScalarFieldContainer[int]
+    output_edge_pool: bool
+    output_edge_ssd: bool
+    every_tokens: int
+    def __init__(self, pool: _Optional[_Iterable[int]] = ..., ssd: _Optional[_Iterable[int]] = ..., output_edge_pool: bool = ..., output_edge_ssd: bool = ..., every_tokens: _Optional[int] = ...) -> None: ...
+
+class RestorePlan(_message.Message):
+    __slots__ = ("prompt_tokens", "chosen", "runner_up", "exactness", "save_states", "blocks_missing")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_UP_FIELD_NUMBER: _ClassVar[int]
+    EXACTNESS_FIELD_NUMBER: _ClassVar[int]
+    SAVE_STATES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_MISSING_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    chosen: Alternative
+    runner_up: Alternative
+    exactness: Exactness
+    save_states: SaveStates
+    blocks_missing: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., chosen: _Optional[_Union[Alternative, _Mapping]] = ..., runner_up: _Optional[_Union[Alternative, _Mapping]] = ..., exactness: _Optional[_Union[Exactness, str]] = ..., save_states: _Optional[_Union[SaveStates, _Mapping]] = ..., blocks_missing: _Optional[int] = ...) -> None: ...
+
+class LookupReply(_message.Message):
+    __slots__ = ("plan", "lease_id", "lease_seconds", "blocks_held")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_HELD_FIELD_NUMBER: _ClassVar[int]
+    plan: RestorePlan
+    lease_id: int
+    lease_seconds: float
+    blocks_held: int
+    def __init__(self, plan: _Optional[_Union[RestorePlan, _Mapping]] = ..., lease_id: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., blocks_held: _Optional[int] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("lease_id", "first_block", "block_count", "state")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    first_block: int
+    block_count: int
+    state: bool
+    def __init__(self, lease_id: _Optional[int] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ..., state: bool = ...) -> None: ...
+
+class ItemHeader(_message.Message):
+    __slots__ = ("kind", "index", "length", "crc32", "xxh3_64", "has_xxh3", "lineage", "missing")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
+    XXH3_64_FIELD_NUMBER: _ClassVar[int]
+    HAS_XXH3_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    kind: ItemKind
+    index: int
+    length: int
+    crc32: int
+    xxh3_64: int
+    has_xxh3: bool
+    lineage: Lineage
+    missing: bool
+    def __init__(self, kind: _Optional[_Union[ItemKind, str]] = ..., index: _Optional[int] = ..., length: _Optional[int] = ..., crc32: _Optional[int] = ..., xxh3_64: _Optional[int] = ..., has_xxh3: bool = ..., lineage: _Optional[_Union[Lineage, str]] = ..., missing: bool = ...) -> None: ...
+
+class ItemFrame(_message.Message):
+    __slots__ = ("items", "data")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[ItemHeader]
+    data: bytes
+    def __init__(self, items: _Optional[_Iterable[_Union[ItemHeader, _Mapping]]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
+
+class ReleaseReply(_message.Message):
+    __slots__ = ("was_held",)
+    WAS_HELD_FIELD_NUMBER: _ClassVar[int]
+    was_held: bool
+    def __init__(self, was_held: bool = ...) -> None: ...
+
+class ReserveItem(_message.Message):
+    __slots__ = ("kind", "key", "parent", "position", "length", "to_pool", "to_ssd", "lineage")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TO_POOL_FIELD_NUMBER: _ClassVar[int]
+    TO_SSD_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    kind: ItemKind
+    key: bytes
+    parent: bytes
+    position: int
+    length: int
+    to_pool: bool
+    to_ssd: bool
+    lineage: Lineage
+    def __init__(self, kind: _Optional[_Union[ItemKind, str]] = ..., key: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., position: _Optional[int] = ..., length: _Optional[int] = ..., to_pool: bool = ..., to_ssd: bool = ..., lineage: _Optional[_Union[Lineage, str]] = ...) -> None: ...
+
+class ReserveRequest(_message.Message):
+    __slots__ = ("namespace", "items")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    items: _containers.RepeatedCompositeFieldContainer[ReserveItem]
+    def __init__(self, namespace: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[ReserveItem, _Mapping]]] = ...) -> None: ...
+
+class ReserveReply(_message.Message):
+    __slots__ = ("reservation_id", "outcomes", "owner_age_seconds", "reservation_seconds")
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    OWNER_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    reservation_id: int
+    outcomes: _containers.RepeatedScalarFieldContainer[ReserveOutcome]
+    owner_age_seconds: _containers.RepeatedScalarFieldContainer[float]
+    reservation_seconds: float
+    def __init__(self, reservation_id: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[ReserveOutcome, str]]] = ..., owner_age_seconds: _Optional[_Iterable[float]] = ..., reservation_seconds: _Optional[float] = ...) -> None: ...
+
+class WriteItem(_message.Message):
+    __slots__ = ("item", "length", "crc32", "xxh3_64", "has_xxh3")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
+    XXH3_64_FIELD_NUMBER: _ClassVar[int]
+    HAS_XXH3_FIELD_NUMBER: _ClassVar[int]
+    item: int
+    length: int
+    crc32: int
+    xxh3_64: int
+    has_xxh3: bool
+    def __init__(self, item: _Optional[int] = ..., length: _Optional[int] = ..., crc32: _Optional[int] = ..., xxh3_64: _Optional[int] = ..., has_xxh3: bool = ...) -> None: ...
+
+class WriteFrame(_message.Message):
+    __slots__ = ("reservation_id", "items", "data")
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    reservation_id: int
+    items: _containers.RepeatedCompositeFieldContainer[WriteItem]
+    data: bytes
+    def __init__(self, reservation_id: _Optional[int] = ..., items: _Optional[_Iterable[_Union[WriteItem, _Mapping]]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class WriteReply(_message.Message):
+    __slots__ = ("items", "bytes")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    items: int
+    bytes: int
+    def __init__(self, items: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("reservation_id",)
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    reservation_id: int
+    def __init__(self, reservation_id: _Optional[int] = ...) -> None: ...
+
+class CommitReply(_message.Message):
+    __slots__ = ("items", "bytes")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    items: int
+    bytes: int
+    def __init__(self, items: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("reservation_id",)
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    reservation_id: int
+    def __init__(self, reservation_id: _Optional[int] = ...) -> None: ...
+
+class AbortReply(_message.Message):
+    __slots__ = ("was_open",)
+    WAS_OPEN_FIELD_NUMBER: _ClassVar[int]
+    was_open: bool
+    def __init__(self, was_open: bool = ...) -> None: ...
+
+class HandoffHeader(_message.Message):
+    __slots__ = ("namespace", "position", "length", "crc32", "takes", "seconds", "take_id", "lineage", "note")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
+    TAKES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TAKE_ID_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    position: int
+    length: int
+    crc32: int
+    takes: int
+    seconds: float
+    take_id: int
+    lineage: Lineage
+    note: bytes
+    def __init__(self, namespace: _Optional[bytes] = ..., position: _Optional[int] = ..., length: _Optional[int] = ..., crc32: _Optional[int] = ..., takes: _Optional[int] = ..., seconds: _Optional[float] = ..., take_id: _Optional[int] = ..., lineage: _Optional[_Union[Lineage, str]] = ..., note: _Optional[bytes] = ...) -> None: ...
+
+class HandoffFrame(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: HandoffHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[HandoffHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class HandoffTicket(_message.Message):
+    __slots__ = ("ticket", "seconds")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    seconds: float
+    def __init__(self, ticket: _Optional[bytes] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class TakeHandoffRequest(_message.Message):
+    __slots__ = ("namespace", "ticket")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    ticket: bytes
+    def __init__(self, namespace: _Optional[bytes] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+
+class ConfirmHandoffRequest(_message.Message):
+    __slots__ = ("take_id",)
+    TAKE_ID_FIELD_NUMBER: _ClassVar[int]
+    take_id: int
+    def __init__(self, take_id: _Optional[int] = ...) -> None: ...
+
+class ConfirmHandoffReply(_message.Message):
+    __slots__ = ("was_out",)
+    WAS_OUT_FIELD_NUMBER: _ClassVar[int]
+    was_out: bool
+    def __init__(self, was_out: bool = ...) -> None: ...
+
+class StatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatsReply(_message.Message):
+    __slots__ = ("values", "boot", "version")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.ScalarMap[str, float]
+    boot: str
+    version: str
+    def __init__(self, values: _Optional[_Mapping[str, float]] = ..., boot: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class ClearRequest(_message.Message):
+    __slots__ = ("namespace",)
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    def __init__(self, namespace: _Optional[bytes] = ...) -> None: ...
+
+class ClearReply(_message.Message):
+    __slots__ = ("blocks", "states")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    states: int
+    def __init__(self, blocks: _Optional[int] = ..., states: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("seconds",)
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    def __init__(self, seconds: _Optional[float] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ("left_open",)
+    LEFT_OPEN_FIELD_NUMBER: _ClassVar[int]
+    left_open: int
+    def __init__(self, left_open: _Optional[int] = ...) -> None: ...
+
+class SetPolicyRequest(_message.Message):
+    __slots__ = ("namespace", "policy")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    policy: str
+    def __init__(self, namespace: _Optional[bytes] = ..., policy: _Optional[str] = ...) -> None: ...
+
+class DropStatesRequest(_message.Message):
+    __slots__ = ("namespace", "tier")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    tier: StateTier
+    def __init__(self, namespace: _Optional[bytes] = ..., tier: _Optional[_Union[StateTier, str]] = ...) -> None: ...
+
+class DropStatesReply(_message.Message):
+    __slots__ = ("dropped", "kept")
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    dropped: int
+    kept: int
+    def __init__(self, dropped: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
+
+class ListNamespacesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListNamespacesReply(_message.Message):
+    __slots__ = ("namespaces",)
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    namespaces: _containers.RepeatedCompositeFieldContainer[Namespace]
+    def __init__(self, namespaces: _Optional[_Iterable[_Union[Namespace, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvstore.profile.registry import get_profile
+from kvstore_workers.model import Model, ModelConfig, numerics, self_check
+from kvstore_workers.model.config import TILE
+
+
+def _tiny(seed: int, dtype: torch.dtype = torch.float32) -> Model:
+    return Model.random(ModelConfig.for_profile(get_profile("tiny")), seed=seed, dtype=dtype)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_check_passes_and_leaves_the_smallest_tile_that_passed(dtype: torch.dtype, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        model = _tiny(1, dtype)
+        result = self_check(model, seed=5)
+    finally:
+        torch.set_num_threads(before)
+    assert result.bit_equal, result.details
+    assert model.decode_tile == result.decode_tile
+    passed = {tile for name, tile in (key.split("/") for key, ok in result.details.items() if ok)}
+    assert str(result.decode_tile) in passed
+    failed_tiles = {int(key.split("/")[1]) for key, ok in result.details.items() if not ok}
+    assert all(tile < result.decode_tile for tile in failed_tiles)
+
+
+def test_a_model_whose_bits_depend_on_the_tile_gets_a_tile_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = _tiny(2)
+    plain = Model._logits
+
+    def uneven(self: Model, streams: torch.Tensor) -> torch.Tensor:
+        return plain(self, streams) + (1e-7 if streams.shape[0] < 64 else 0.0)
+
+    monkeypatch.setattr(Model, "_logits", uneven)
+    result = self_check(model)
+    assert result.bit_equal
+    assert result.decode_tile == model.decode_tile == 64
+    assert not result.details["decoded/32"]
+
+
+def test_a_model_that_restores_wrongly_fails_at_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _tiny(3)
+    plain = Model.resume
+
+    def forgetful(self: Model, *, blocks: list[bytes], state: bytes, position: int):  # type: ignore[no-untyped-def]
+        sequence = plain(self, blocks=blocks, state=state, position=position)
+        with torch.inference_mode():
+            sequence.window[-1].values.rows.zero_()
+        return sequence
+
+    monkeypatch.setattr(Model, "resume", forgetful)
+    result = self_check(model, far=())
+    assert not result.bit_equal
+    assert result.decode_tile == model.decode_tile == TILE
+    assert {key for key, ok in result.details.items() if not ok} == {
+        f"resumed/{tile}" for tile in (8, 16, 32, 64, 128)
+    }
+
+
+def test_numerics_names_device_dtype_threads_tile_and_build() -> None:
+    model = _tiny(4)
+    model.decode_tile = 16
+    text = numerics(model)
+    for part in ("cpu", "float32", f"threads={torch.get_num_threads()}", "tile=128/16", torch.__version__):
+        assert part in text
+    assert numerics(_tiny(4, torch.bfloat16)) != text

@@ -1,0 +1,541 @@
+"""The core against a plain dict: any sequence of events, the laws checked after each one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from kvstore.core import FetchItem, Gone, ReserveOutcome
+from kvstore.store.base import Place
+from kvstore.types import BlockKey, ItemId, ItemKind, Lineage, NamespaceDigest, StateSource, Tier
+from tests.support.core import TINY, B, CoreRig, checks_of, identity
+
+RETENTION = 72 * 3600.0
+SESSIONS = st.sampled_from(["a", "b"])
+SPACES = st.sampled_from([0, 1])
+PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple)
+LINEAGES = st.sampled_from([Lineage.EXACT, Lineage.EXACT, Lineage.BOUNDED])
+
+Name = tuple[int, BlockKey]
+
+
+@dataclass
+class Block:
+    parent: Name | None
+    lineage: Lineage
+    place: Place
+    used: float
+
+
+@dataclass
+class LeaseModel:
+    session: str
+    space: int
+    keys: list[BlockKey]
+    deadline: float
+    intact: int
+    state: tuple[Name, Tier] | None
+    state_intact: bool = True
+
+
+@dataclass
+class ReservationModel:
+    session: str
+    space: int
+    items: list[tuple[ItemId, Name | None, Lineage, bool, bool]]
+    deadline: float
+    void: bool = False
+
+
+@dataclass
+class Model:
+    blocks: dict[Name, Block] = field(default_factory=dict)
+    ssd: dict[Name, tuple[Lineage, Place]] = field(default_factory=dict)
+    pool: dict[Name, Lineage] = field(default_factory=dict)
+    leases: dict[int, LeaseModel] = field(default_factory=dict)
+    reservations: dict[int, ReservationModel] = field(default_factory=dict)
+
+    def chain(self, name: Name | None) -> list[Name]:
+        found = []
+        while name is not None:
+            found.append(name)
+            name = self.blocks[name].parent
+        return found[::-1]
+
+    def is_leased(self, name: Name) -> bool:
+        return any(
+            name in [(lease.space, key) for key in lease.keys[: lease.intact]]
+            for lease in self.leases.values()
+        )
+
+    def state_is_leased(self, name: Name, tier: Tier) -> bool:
+        return any(lease.state == (name, tier) and lease.state_intact for lease in self.leases.values())
+
+    def is_built_on(self, name: Name) -> bool:
+        for made in self.reservations.values():
+            mine = {(made.space, item.key) for item, *_ in made.items if item.kind is ItemKind.BLOCK}
+            for item, parent, *_ in made.items:
+                on = parent if item.kind is ItemKind.BLOCK else (made.space, item.key)
+                if on == name and on not in mine:
+                    return True
+        return False
+
+    def in_flight(self, space: int, item: ItemId) -> ReservationModel | None:
+        return next(
+            (
+                m
+                for m in self.reservations.values()
+                if m.space == space and any(i == item for i, *_ in m.items)
+            ),
+            None,
+        )
+
+    def use(self, name: Name, now: float) -> None:
+        for each in self.chain(name):
+            self.blocks[each].used = max(self.blocks[each].used, now)
+
+    def lose_state(self, name: Name, tier: Tier) -> None:
+        (self.ssd if tier is Tier.SSD else self.pool).pop(name, None)
+        for lease in self.leases.values():
+            if lease.state == (name, tier):
+                lease.state_intact = False
+
+    def lose_block(self, name: Name) -> None:
+        assert not any(block.parent == name for block in self.blocks.values()), (
+            "a block left before its child"
+        )
+        self.lose_state(name, Tier.SSD)
+        self.lose_state(name, Tier.POOL)
+        del self.blocks[name]
+        for lease in self.leases.values():
+            if lease.space == name[0] and name[1] in lease.keys[: lease.intact]:
+                lease.intact = lease.keys.index(name[1])
+
+    def below(self, name: Name) -> set[Name]:
+        return {each for each in self.blocks if name in self.chain(each)}
+
+
+class CoreMachine(RuleBasedStateMachine):
+    reservations = Bundle("reservations")
+    leases = Bundle("leases")
+
+    @initialize()
+    def start(self) -> None:
+        self.rig = CoreRig(per_segment=5)
+        self.rig.pool._ttl = 1e9
+        other = self.rig.core.open_namespace("other", identity(adapter="o"))
+        self.digests: list[NamespaceDigest] = [self.rig.main, other.digest]
+        self.model = Model()
+
+    # ---- helpers --------------------------------------------------------------------------------------------
+
+    def keys(self, space: int, path: tuple[int, ...]) -> list[BlockKey]:
+        return self.rig.keys([1 + step for step in path for _ in range(B)], self.digests[space])
+
+    def gone(self, left: list[Gone], *, by_force: bool = False) -> None:
+        for each in left:
+            name = (self.digests.index(each.namespace), each.item.key)
+            if each.item.kind is ItemKind.STATE:
+                assert self.model.ssd[name][1] == each.place
+                assert by_force or not self.model.state_is_leased(name, Tier.SSD)
+                self.model.lose_state(name, Tier.SSD)
+            else:
+                assert self.model.blocks[name].place == each.place
+                assert by_force or not (self.model.is_leased(name) or self.model.is_built_on(name))
+                assert name not in self.model.ssd, "a block's state goes before it"
+                self.model.lose_block(name)
+
+    def replaceable(self, name: Name, lineage: Lineage) -> bool:
+        held = self.model.blocks[name].lineage
+        return lineage is Lineage.EXACT and held is Lineage.BOUNDED and not self.model.is_leased(name)
+
+    def state_replaceable(self, name: Name, lineage: Lineage) -> bool:
+        held = self.model.ssd[name][0]
+        return (
+            lineage is Lineage.EXACT
+            and held is Lineage.BOUNDED
+            and not self.model.state_is_leased(name, Tier.SSD)
+        )
+
+    # ---- writing --------------------------------------------------------------------------------------------
+
+    @rule(
+        target=reservations,
+        session=SESSIONS,
+        space=SPACES,
+        path=PATHS,
+        first=st.integers(0, 4),
+        lineage=LINEAGES,
+        tiers=st.sampled_from([(False, False), (True, False), (False, True), (True, True)]),
+        commit=st.booleans(),
+    )
+    def reserve(
+        self,
+        *,
+        session: str,
+        space: int,
+        path: tuple[int, ...],
+        first: int,
+        lineage: Lineage,
+        tiers: tuple[bool, bool],
+        commit: bool,
+    ) -> object:
+        keys, digest = self.keys(space, path), self.digests[space]
+        items = self.rig.block_items(keys, lineage=lineage, namespace=digest)[first:]
+        if any(tiers):
+            items.append(
+                self.rig.state_item(keys, len(keys) * B, pool=tiers[0], ssd=tiers[1], lineage=lineage)
+            )
+        made = self.rig.reserve(items, session=session, namespace=digest)
+        granted: list[tuple[ItemId, Name | None, Lineage, bool, bool]] = []
+        promised = {
+            (m.space, i.key)
+            for m in self.model.reservations.values()
+            if m.session == session and not m.void
+            for i, *_ in m.items
+            if i.kind is ItemKind.BLOCK
+        }
+        now = self.rig.clock.wall()
+        for item, got in zip(items, made.outcomes, strict=True):
+            name = (space, item.key)
+            held = name in self.model.blocks
+            if held:
+                self.model.use(name, now)
+            to_pool, to_ssd = item.to_pool, item.to_ssd
+            if item.kind is ItemKind.BLOCK:
+                is_root = item.parent == digest
+                parent: Name | None = None if is_root else (space, BlockKey(item.parent))
+                done = held and not self.replaceable(name, lineage)
+                ready = is_root or parent in self.model.blocks or parent in promised
+            else:
+                parent = None
+                to_pool = to_pool and name not in self.model.pool
+                to_ssd = to_ssd and (name not in self.model.ssd or self.state_replaceable(name, lineage))
+                done = held and not (to_pool or to_ssd)
+                ready = held or name in promised
+            flying = self.model.in_flight(space, item.item_id)
+            if done:
+                expected = ReserveOutcome.HELD
+            elif item.kind is ItemKind.STATE and not ready:
+                expected = ReserveOutcome.PARENT_MISSING
+            elif flying is not None:
+                expected = ReserveOutcome.IN_FLIGHT
+            elif not ready:
+                expected = ReserveOutcome.PARENT_MISSING
+            else:
+                expected = ReserveOutcome.GRANTED
+                granted.append((item.item_id, parent, lineage, to_pool, to_ssd))
+                if item.kind is ItemKind.BLOCK:
+                    promised.add(name)
+                    if parent in self.model.blocks:
+                        self.model.use(parent, now)
+            assert got.outcome is expected, f"{item.kind.name} at {item.position}"
+        assert (made.reservation_id is None) == (not granted)
+        if made.reservation_id is None:
+            return multiple()
+        self.model.reservations[made.reservation_id] = ReservationModel(
+            session, space, granted, self.rig.clock.monotonic() + 60
+        )
+        if commit:
+            self.commit(made.reservation_id, False)
+            return multiple()
+        return made.reservation_id
+
+    @rule(number=consumes(reservations), drop_first=st.booleans())
+    def commit(self, number: int, drop_first: bool) -> None:
+        made = self.model.reservations.pop(number, None)
+        if made is None:
+            return
+        core, now = self.rig.core, self.rig.clock.wall()
+        results = {}
+        listed = core.commit_list(number, made.session)
+        assert [(g.item.item_id, g.item.to_pool, g.item.to_ssd) for g in listed] == [
+            (item, pool, ssd if item.kind is ItemKind.STATE else True) for item, _, _, pool, ssd in made.items
+        ]
+        for granted in listed[int(drop_first) :]:
+            results[granted.item.item_id] = self.rig.written(granted.item)
+        report = core.committed(number, made.session, results, **self.rig.now)
+        visible, discard = [], []
+        for item, parent, lineage, to_pool, to_ssd in made.items:
+            written, name = results.get(item), (made.space, item.key)
+            if written is None:
+                continue
+            held = name in self.model.blocks
+            if item.kind is ItemKind.BLOCK:
+                assert written.place is not None
+                if held:
+                    visible.append(item)
+                    self.model.use(name, now)
+                    block = self.model.blocks[name]
+                    discard.append(block.place if self.replaceable(name, lineage) else written.place)
+                    if self.replaceable(name, lineage):
+                        block.place, block.lineage = written.place, lineage
+                elif parent is None or parent in self.model.blocks:
+                    visible.append(item)
+                    self.model.blocks[name] = Block(parent, lineage, written.place, now)
+                    self.model.use(name, now)
+                else:
+                    discard.append(written.place)
+            elif not held:
+                discard += [written.place] if to_ssd else []
+            else:
+                visible.append(item)
+                self.model.use(name, now)
+                if to_ssd:
+                    if name in self.model.ssd and not self.state_replaceable(name, lineage):
+                        discard.append(written.place)
+                    else:
+                        if name in self.model.ssd:
+                            discard.append(self.model.ssd[name][1])
+                            self.model.lose_state(name, Tier.SSD)
+                        self.model.ssd[name] = (lineage, written.place)
+                if to_pool:
+                    kept = self.model.pool.get(name)
+                    pinned = self.model.state_is_leased(name, Tier.POOL)
+                    if kept is None or (kept is Lineage.BOUNDED and lineage is Lineage.EXACT and not pinned):
+                        self.model.pool[name] = lineage
+        assert list(report.visible) == visible
+        assert list(report.discard) == discard
+
+    @rule(number=consumes(reservations))
+    def abort(self, number: int) -> None:
+        made = self.model.reservations.pop(number, None)
+        back = self.rig.core.abort(number, made.session if made else "a")
+        assert [each.item for each in back] == ([item for item, *_ in made.items] if made else [])
+
+    # ---- reading --------------------------------------------------------------------------------------------
+
+    @rule(
+        target=leases,
+        session=SESSIONS,
+        space=SPACES,
+        path=PATHS,
+        extra=st.integers(0, 40),
+        exact_only=st.booleans(),
+        lease=st.booleans(),
+    )
+    def lookup(
+        self, *, session: str, space: int, path: tuple[int, ...], extra: int, exact_only: bool, lease: bool
+    ) -> object:
+        keys, now = self.keys(space, path), self.rig.clock.wall()
+        result = self.rig.lookup(
+            keys,
+            len(keys) * B + extra,
+            lease=lease,
+            session=session,
+            exact_only=exact_only,
+            namespace=self.digests[space],
+        )
+        names = [(space, key) for key in keys]
+        count = 0
+        for name in names:
+            block = self.model.blocks.get(name)
+            if (
+                block is None
+                or block.used + RETENTION <= now
+                or (exact_only and block.lineage is Lineage.BOUNDED)
+            ):
+                break
+            count += 1
+        good = (Lineage.EXACT,) if exact_only else (Lineage.EXACT, Lineage.BOUNDED)
+        assert result.coverage.blocks == count
+        assert result.coverage.pool_states == tuple(
+            (i + 1) * B for i in range(count) if self.model.pool.get(names[i]) in good
+        )
+        assert result.coverage.checkpoints == tuple(
+            (i + 1) * B
+            for i in range(count)
+            if names[i] in self.model.ssd and self.model.ssd[names[i]][0] in good
+        )
+        used = result.plan.compute_from // B
+        assert used <= count
+        assert (result.lease_id is not None) == (lease and used > 0)
+        if result.lease_id is None:
+            return multiple()
+        self.model.use(names[used - 1], now)
+        state = None
+        if result.plan.state_source in (StateSource.POOL, StateSource.CHECKPOINT):
+            tier = Tier.POOL if result.plan.state_source is StateSource.POOL else Tier.SSD
+            state = (names[result.plan.state_at // B - 1], tier)
+        self.model.leases[result.lease_id] = LeaseModel(
+            session, space, keys[:used], self.rig.clock.monotonic() + 60, used, state
+        )
+        return result.lease_id
+
+    @rule(number=consumes(leases), session=SESSIONS)
+    def release(self, number: int, session: str) -> None:
+        lease = self.model.leases.get(number)
+        mine = lease is not None and lease.session == session
+        assert self.rig.core.release(number, session, self.rig.clock.monotonic()) == mine
+        if mine:
+            del self.model.leases[number]
+
+    @rule(session=SESSIONS)
+    def end_session(self, session: str) -> None:
+        ended = self.rig.core.end_session(session, self.rig.clock.monotonic())
+        leases = [number for number, lease in self.model.leases.items() if lease.session == session]
+        made = [number for number, each in self.model.reservations.items() if each.session == session]
+        assert (ended.leases, ended.reservations) == (len(leases), len(made))
+        for number in leases:
+            del self.model.leases[number]
+        for number in made:
+            del self.model.reservations[number]
+
+    # ---- leaving --------------------------------------------------------------------------------------------
+
+    @rule(blocks=st.integers(1, 6), prefer_states=st.booleans())
+    def evict(self, blocks: int, prefer_states: bool) -> None:
+        need = blocks * TINY.block_bytes
+        left = self.rig.core.plan_eviction(need, prefer_states=prefer_states, now_wall=self.rig.clock.wall())
+        self.gone(left)
+        if sum(each.place.length for each in left) < need:
+            # Then nothing is left that could go.
+            parents = {block.parent for block in self.model.blocks.values()}
+            for name in self.model.blocks:
+                assert name in parents or self.model.is_leased(name) or self.model.is_built_on(name)
+
+    @rule(seconds=st.sampled_from([0.3, 5.0, 61.0, 3600.0, RETENTION / 2, RETENTION]))
+    def time_passes(self, seconds: float) -> None:
+        self.rig.clock.advance(seconds)
+        now = self.rig.clock.monotonic()
+        due = [number for number, lease in self.model.leases.items() if lease.deadline <= now]
+        assert self.rig.core.expire_leases(now) == len(due)
+        for number in due:
+            del self.model.leases[number]
+        late = [number for number, made in self.model.reservations.items() if made.deadline <= now]
+        back = self.rig.core.expire_reservations(now)
+        assert len(back) == sum(len(self.model.reservations[number].items) for number in late)
+        for number in late:
+            del self.model.reservations[number]
+
+    @rule(limit=st.integers(1, 20))
+    def expire_blocks(self, limit: int) -> None:
+        now = self.rig.clock.wall()
+        left = self.rig.core.expire_blocks(now, limit=limit)
+        for each in left:
+            name = (self.digests.index(each.namespace), each.item.key)
+            # Last uses are kept by the second, rounded up.
+            assert self.model.blocks[name].used + RETENTION <= now
+        self.gone(left)
+
+    @rule(space=SPACES, path=PATHS, state=st.booleans())
+    def forget(self, space: int, path: tuple[int, ...], state: bool) -> None:
+        key = self.keys(space, path)[-1]
+        name = (space, key)
+        item = ItemId(key, ItemKind.STATE if state else ItemKind.BLOCK)
+        expected = ({name} if name in self.model.ssd else set()) if state else self.model.below(name)
+        left = self.rig.core.forget(self.digests[space], item)
+        kind = ItemKind.STATE if state else ItemKind.BLOCK
+        assert {(space, each.item.key) for each in left if each.item.kind is kind} == expected
+        self.gone(left, by_force=True)
+
+    @rule(space=SPACES)
+    def clear(self, space: int) -> None:
+        cleared, _ = self.rig.core.clear(self.digests[space])
+        for number in [number for number, made in self.model.reservations.items() if made.space == space]:
+            del self.model.reservations[number]
+        self.gone(list(cleared.gone), by_force=True)
+        assert not [
+            name for name in (*self.model.blocks, *self.model.ssd, *self.model.pool) if name[0] == space
+        ]
+
+    @rule(tier=st.sampled_from([None, Tier.POOL, Tier.SSD]))
+    def drop_states(self, tier: Tier | None) -> None:
+        report = self.rig.core.drop_states(None, tier)
+        self.gone(list(report.gone))
+        if tier in (None, Tier.POOL):
+            for name in list(self.model.pool):
+                if not self.model.state_is_leased(name, Tier.POOL):
+                    self.model.lose_state(name, Tier.POOL)
+        kept = (len(self.model.pool) if tier is not Tier.SSD else 0) + (
+            len(self.model.ssd) if tier is not Tier.POOL else 0
+        )
+        assert report.kept == kept
+
+    @rule(share=st.integers(0, 3))
+    def hold_states_to_their_share(self, share: int) -> None:
+        self.gone(self.rig.core.states_over_share(share * TINY.state_bytes))
+        unleased = [name for name in self.model.ssd if not self.model.state_is_leased(name, Tier.SSD)]
+        assert len(self.model.ssd) <= share or not unleased
+
+    @rule(choice=st.integers(0, 100), lose=st.booleans())
+    def clean_a_segment(self, choice: int, lose: bool) -> None:
+        segments = sorted(self.rig.core.items_in_segments())
+        if not segments:
+            return
+        segment = segments[choice % len(segments)]
+        old = [b.place for b in self.model.blocks.values() if b.place.segment_id == segment]
+        old += [place for _, place in self.model.ssd.values() if place.segment_id == segment]
+        assert self.rig.core.items_in_segments()[segment] == len(old)
+        moved = {place: self.rig.place(place.length) for place in old[int(lose) :]}
+        for block in self.model.blocks.values():
+            block.place = moved.get(block.place, block.place)
+        self.model.ssd = {
+            name: (lineage, moved.get(place, place)) for name, (lineage, place) in self.model.ssd.items()
+        }
+        report = self.rig.core.relocate(segment, moved)
+        assert (report.moved, list(report.discard)) == (len(moved), [])
+        if lose:
+            assert old[0] in [each.place for each in report.lost]
+        self.gone(list(report.lost), by_force=True)
+
+    # ---- laws -----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_laws_hold(self) -> None:
+        self.rig.core.check_integrity()
+        stats, model = self.rig.core.statistics(), self.model
+        assert (stats.blocks, stats.ssd_states, stats.pool.states) == (
+            len(model.blocks),
+            len(model.ssd),
+            len(model.pool),
+        )
+        assert (stats.leases, stats.reservations) == (len(model.leases), len(model.reservations))
+        assert stats.in_flight == sum(len(made.items) for made in model.reservations.values())
+        assert stats.pool.pinned == len(
+            {
+                lease.state
+                for lease in model.leases.values()
+                if lease.state and lease.state[1] is Tier.POOL and lease.state_intact
+            }
+        )
+
+    @invariant()
+    def leases_hand_over_what_they_promised_or_nothing(self) -> None:
+        for number, lease in self.model.leases.items():
+            found = self.rig.core.fetch_list(
+                self.rig.core.lease(number, lease.session, self.rig.clock.monotonic()),
+                first_block=0,
+                block_count=len(lease.keys),
+                want_state=lease.state is not None,
+            )
+            blocks = found[: len(lease.keys)]
+            assert [item is not None for item in blocks] == [i < lease.intact for i in range(len(lease.keys))]
+            for key, item in zip(lease.keys, blocks, strict=True):
+                if item is not None:
+                    self.check_item(
+                        item, ItemId(key, ItemKind.BLOCK), self.model.blocks[lease.space, key].place
+                    )
+            if lease.state is not None:
+                name, tier = lease.state
+                item = found[-1]
+                assert (item is not None) == lease.state_intact
+                if item is not None:
+                    place = self.model.ssd[name][1] if tier is Tier.SSD else None
+                    self.check_item(item, ItemId(name[1], ItemKind.STATE), place)
+
+    def check_item(self, item: FetchItem, wanted: ItemId, place: Place | None) -> None:
+        assert (item.item, item.place, item.checks) == (wanted, place, checks_of(wanted.key))
+        assert (item.payload is not None) == (place is None)
+
+
+TestCoreMachine = CoreMachine.TestCase
+TestCoreMachine.settings = settings(
+    max_examples=300,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)

@@ -1,0 +1,121 @@
+"""Worker and gateway processes for tests: started by their command, ready by their health, ended by their pid."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+START_SECONDS = 60.0
+STOP_SECONDS = 20.0
+
+_PROGRAM = """
+import argparse, sys
+from kvstore_workers.cli import register
+parser = argparse.ArgumentParser(prog="kvstore")
+register(parser.add_subparsers(required=True))
+args = parser.parse_args()
+sys.exit(args.run(args))
+"""
+
+
+def run_command(*args: str, seconds: float = START_SECONDS) -> subprocess.CompletedProcess[str]:
+    """A command that ends by itself: its exit code and what it wrote."""
+    return subprocess.run(
+        [sys.executable, "-c", _PROGRAM, *args], capture_output=True, text=True, timeout=seconds, check=False
+    )
+
+
+class Peer:
+    """`kvstore ARGS --listen unix:SOCKET`. Used as a context manager it is ready inside, and reaped on leaving."""
+
+    def __init__(self, socket: Path, *args: str) -> None:
+        self.socket = socket
+        self._args = args
+        self._log = socket.with_suffix(".log")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def target(self) -> str:
+        return f"unix:{self.socket}"
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def start(self) -> Self:
+        """Begin; `wait_ready` waits."""
+        assert self._process is None, "it runs already"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, *self._args, "--listen", self.target],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        return self
+
+    def wait_ready(self) -> Self:
+        assert self._process is not None, "it was not started"
+        step = 0.25
+        for _ in range(int(START_SECONDS / step)):
+            if self._process.poll() is not None:
+                raise AssertionError(f"{self._args} ended with {self._process.returncode}:\n{self.log}")
+            if self._is_serving(step):
+                return self
+        raise AssertionError(f"{self._args} was not ready within {START_SECONDS:g} s:\n{self.log}")
+
+    def _is_serving(self, seconds: float) -> bool:
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.initial_reconnect_backoff_ms", 20),
+            ("grpc.max_reconnect_backoff_ms", 20),
+        ]
+        with grpc.insecure_channel(self.target, options=options) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(
+                health_pb2.HealthCheckRequest(), timeout=seconds, wait_for_ready=True
+            )
+            try:
+                return any(reply.status == health_pb2.HealthCheckResponse.SERVING for reply in watch)
+            except grpc.RpcError:
+                return False
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, "it was not started"
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """The exit status, once it has ended."""
+        assert self._process is not None, "it was not started"
+        status = self._process.wait(STOP_SECONDS)
+        self._process = None
+        return status
+
+    def restart(self) -> Self:
+        """Ended, whatever state it is in, and begun again; `wait_ready` waits."""
+        if self._process is not None:
+            self.kill()
+        return self.start()
+
+    def stop(self) -> int:
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self.kill()

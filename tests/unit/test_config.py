@@ -1,0 +1,100 @@
+"""Sizes, times, and which source of an option wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvstore.config import load_service_config, option_names, parse_size, parse_time
+from kvstore.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "want"), [("64GiB", 64 << 30), ("4096", 4096), ("1.5MiB", 3 << 19), ("0", 0), ("7 KiB", 7168)]
+)
+def test_sizes(text: str, want: int) -> None:
+    assert parse_size(text, name="--disk") == want
+
+
+@pytest.mark.parametrize("text", ["64XiB", "", "-1", "1e9", "GiB", "64 G", "0.3B", "9999999TiB", "１"])
+def test_a_bad_size_names_option_value_and_what_is_allowed(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_size(text, name="--disk")
+    assert "--disk" in str(caught.value)
+    assert "GiB" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"), [("72h", 259_200.0), ("500ms", 0.5), ("10", 10.0), ("1.5m", 90.0), ("3d", 259_200.0)]
+)
+def test_times(text: str, want: float) -> None:
+    assert parse_time(text, name="--retention") == want
+
+
+@pytest.mark.parametrize("text", ["72x", "", "-1s", "h", "1h30m"])
+def test_a_bad_time_names_option_and_value(text: str) -> None:
+    with pytest.raises(ConfigError, match="--retention"):
+        parse_time(text, name="--retention")
+
+
+def test_flags_go_before_environment_before_file_before_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "kvstore.toml"
+    file.write_text('dir = "/from-file"\ndisk = "1GiB"\nsegment = "4MiB"\n')
+    config = load_service_config(
+        {"dir": None, "disk": None, "segment": "8MiB"},
+        file=str(file),
+        environ={"KVSTORE_DISK": "2GiB", "KVSTORE_SEGMENT": "1MiB"},
+    )
+    assert (config.dir, config.disk, config.segment, config.policy) == (
+        "/from-file",
+        2 << 30,
+        8 << 20,
+        "endpoints",
+    )
+
+
+def test_an_unknown_key_in_the_file_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "kvstore.toml"
+    file.write_text('dir = "/d"\ndisc = "1GiB"\n')
+    with pytest.raises(ConfigError, match="disc=1GiB"):
+        load_service_config({}, file=str(file), environ={})
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({}, "--dir"),
+        ({"dir": "/d", "disk": "1KiB"}, "--disk=1KiB"),
+        ({"dir": "/d", "lease": "0s"}, "--lease=0s"),
+        ({"dir": "/d", "sessions": "many"}, "--sessions=many"),
+        ({"dir": "/d", "states_share": "1.5"}, "--states-share=1.5"),
+    ],
+)
+def test_values_out_of_range_are_refused_not_corrected(flags: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_service_config(flags, environ={})
+    assert words in str(caught.value)
+
+
+def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
+    assert list(option_names()) == [
+        "dir",
+        "disk",
+        "segment",
+        "pool",
+        "pool_ttl",
+        "handoff",
+        "handoff_ttl",
+        "staging",
+        "retention",
+        "states_share",
+        "policy",
+        "lease",
+        "sessions",
+        "leases",
+        "keys",
+        "commit_bytes",
+        "commit_wait",
+        "metrics",
+    ]

@@ -1,0 +1,357 @@
+"""The commit pipeline over a real log on a simulated device: order, failures, making room."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvstore.clock import ManualClock
+from kvstore.core import CommitReport
+from kvstore.errors import DeviceError, KvstoreError, NoSpace, Unavailable
+from kvstore.service.writer import Writer
+from kvstore.store import Place, Record, RecordKind, RecordLog, open_log
+from kvstore.store.device import DeviceFile
+from kvstore.testing.sim_device import SimDevice
+from kvstore.types import BlockKey, Checks, Lineage, NamespaceDigest
+
+SEED = 7
+SEGMENT_BYTES = 1 << 20
+NAMESPACE = NamespaceDigest(b"n" * 32)
+
+
+def record(name: str, size: int = 10_000) -> Record:
+    key = hashlib.sha256(name.encode()).digest()
+    payload = hashlib.shake_256(key).digest(size)
+    return Record(
+        RecordKind.BLOCK,
+        NAMESPACE,
+        BlockKey(key),
+        BlockKey(NAMESPACE),
+        32,
+        Lineage.EXACT,
+        payload,
+        Checks(zlib.crc32(payload)),
+    )
+
+
+@dataclass
+class Shelf:
+    """What the writer decides with and publishes to: everything visible by key, oldest first."""
+
+    places: dict[bytes, Place] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    evictable: bool = True
+
+    def evict(self, need_bytes: int) -> list[Place]:
+        gone: list[Place] = []
+        while self.evictable and self.places and sum(place.length for place in gone) < need_bytes:
+            gone.append(self.places.pop(next(iter(self.places))))
+        return gone
+
+    def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
+        for key, place in self.places.items():
+            if place.segment_id == segment_id:
+                self.places[key] = moves.pop(place)
+        return list(moves.values())
+
+
+@dataclass
+class Commit:
+    shelf: Shelf
+    name: str
+    records: Sequence[Record]
+
+    def publish(self, places: Sequence[Place | None]) -> CommitReport:
+        self.shelf.order.append(self.name)
+        for each, place in zip(self.records, places, strict=True):
+            if place is not None:
+                self.shelf.places[each.key] = place
+        return CommitReport([], [], 0)
+
+
+@dataclass
+class Rig:
+    device: SimDevice
+    log: RecordLog
+    shelf: Shelf
+    writer: Writer
+
+    async def commit(self, name: str, records: Sequence[Record]) -> CommitReport:
+        return await self.writer.commit(records, Commit(self.shelf, name, records))
+
+    def read(self, each: Record) -> bytes | None:
+        [payload] = self.log.read([(self.shelf.places[each.key], each.key, RecordKind.BLOCK)])
+        return payload
+
+    def counts(self) -> dict[str, int]:
+        return dict(self.log.counters())
+
+
+@asynccontextmanager
+async def rig(
+    *,
+    budget_bytes: int = 64 << 20,
+    gather_bytes: int = 1 << 20,
+    gather_seconds: float = 0.05,
+    device: SimDevice | None = None,
+) -> AsyncIterator[Rig]:
+    device = SimDevice(SEED) if device is None else device
+    with ThreadPoolExecutor(1) as executor:
+        log, _ = open_log(
+            "sim", budget_bytes=budget_bytes, segment_bytes=SEGMENT_BYTES, clock=ManualClock(), device=device
+        )
+        shelf = Shelf()
+        writer = Writer(
+            log,
+            shelf,
+            executor=executor,
+            segment_bytes=SEGMENT_BYTES,
+            gather_bytes=gather_bytes,
+            gather_seconds=gather_seconds,
+        )
+        running = asyncio.create_task(writer.run())
+        yield Rig(device, log, shelf, writer)
+        writer.stop()
+        await asyncio.wait_for(running, 20)
+        log.close()
+
+
+async def test_commits_that_wait_together_share_a_sync_and_are_published_in_order() -> None:
+    async with rig() as made:
+        names = [f"c{i}" for i in range(10)]
+        await asyncio.gather(*(made.commit(name, [record(name)]) for name in names))
+        assert made.shelf.order == names
+        assert made.counts()["syncs"] == 1
+        assert all(made.read(record(name)) == record(name).payload for name in names)
+
+
+async def test_a_commit_larger_than_one_append_is_written_in_parts() -> None:
+    async with rig() as made:
+        records = [record(f"r{i}", 100_000) for i in range(40)]
+        await made.commit("large", records)
+        assert made.counts()["syncs"] >= 4
+        assert all(made.read(each) == each.payload for each in records)
+
+
+async def test_a_failed_append_fails_its_commits_and_no_others() -> None:
+    async with rig(gather_seconds=0.0) as made:
+        await made.commit("before", [record("before")])
+        made.device.fail_at(made.device.calls + 1, DeviceError("no"))
+        with pytest.raises(DeviceError):
+            await made.commit("failed", [record("failed")])
+        await made.commit("after", [record("after")])
+        assert made.shelf.order == ["before", "failed", "after"]
+        assert [made.read(record(name)) == record(name).payload for name in ("before", "after")] == [
+            True,
+            True,
+        ]
+        assert record("failed").key not in made.shelf.places
+
+
+async def test_every_failing_call_leaves_a_pipeline_that_works() -> None:
+    """For each call of the scenario in turn: it fails, what was acknowledged is there, and the next commit succeeds."""
+    async with rig() as made:
+        start = made.device.calls
+        await scenario(made)
+        calls = made.device.calls - start
+    assert calls > 5
+    for number in range(1, calls + 1):
+        async with rig() as made:
+            made.device.fail_at(made.device.calls + number, DeviceError(f"call {number}"))
+            acknowledged = await scenario(made)
+            made.device.heal()
+            await made.commit("after", [record("after")])
+            for each in [*acknowledged, record("after")]:
+                assert made.read(each) == each.payload, f"call {number} of {calls}"
+
+
+async def scenario(made: Rig) -> list[Record]:
+    acknowledged: list[Record] = []
+    for name in ("a", "b", "c"):
+        records = [record(f"{name}{i}", 150_000) for i in range(4)]
+        try:
+            await made.commit(name, records)
+        except KvstoreError:
+            continue
+        acknowledged += records
+    return acknowledged
+
+
+async def test_a_caller_that_goes_away_does_not_stop_its_commit() -> None:
+    async with rig() as made:
+        caller = asyncio.create_task(made.commit("gone", [record("gone")]))
+        await asyncio.sleep(0)
+        caller.cancel()
+        await made.commit("next", [record("next")])
+        assert made.shelf.order == ["gone", "next"]
+        assert made.read(record("gone")) == record("gone").payload
+
+
+async def test_a_full_disk_evicts_the_oldest_and_keeps_the_budget() -> None:
+    async with rig(budget_bytes=8 << 20, gather_seconds=0.0) as made:
+        made.device.watch = lambda device: check_budget(device, 8 << 20)
+        records = [record(f"r{i}", 50_000) for i in range(400)]
+        for each in records:
+            await made.commit("r", [each])
+        held = [each.key in made.shelf.places for each in records]
+        # The newest are there without a gap.
+        assert held == sorted(held)
+        assert sum(held) * 50_000 > 4 << 20
+        assert all(
+            made.read(each) == each.payload for each, is_held in zip(records, held, strict=True) if is_held
+        )
+
+
+def check_budget(device: SimDevice, budget_bytes: int) -> None:
+    assert device.total_allocated() <= budget_bytes, f"seed {SEED}"
+
+
+async def test_a_full_disk_from_which_nothing_may_go_refuses_and_recovers() -> None:
+    async with rig(budget_bytes=8 << 20, gather_seconds=0.0) as made:
+        made.shelf.evictable = False
+
+        async def fill() -> None:
+            for number in range(400):
+                await made.commit("r", [record(f"r{number}", 50_000)])
+
+        with pytest.raises(NoSpace, match="disk="):
+            await fill()
+        assert len(made.shelf.places) > 50
+        assert made.read(record("r0", 50_000)) == record("r0", 50_000).payload
+        made.shelf.evictable = True
+        await made.commit("again", [record("again")])
+
+
+class FullDevice(SimDevice):
+    """A file system on which others leave `free_bytes` for us."""
+
+    free_bytes = 1 << 40
+
+    def create(self, name: str) -> DeviceFile:
+        if name.startswith("segment-") and self.total_allocated() + SEGMENT_BYTES > self.free_bytes:
+            raise NoSpace("no space left on device")
+        return super().create(name)
+
+
+async def test_a_file_system_that_others_have_filled_costs_old_blocks_or_a_refusal_and_heals() -> None:
+    device = FullDevice(SEED)
+    async with rig(device=device, gather_seconds=0.0) as made:
+        for number in range(40):
+            await made.commit("r", [record(f"r{number}", 100_000)])
+        device.free_bytes = device.total_allocated()
+        for number in range(40):
+            await made.commit("new", [record(f"new{number}", 100_000)])
+        assert record("r0", 100_000).key not in made.shelf.places
+        assert made.read(record("new39", 100_000)) == record("new39", 100_000).payload
+        made.shelf.evictable = False
+
+        async def fill() -> None:
+            for number in range(40):
+                await made.commit("more", [record(f"more{number}", 100_000)])
+
+        with pytest.raises(NoSpace, match="no space left"):
+            await fill()
+        assert made.read(record("new39", 100_000)) == record("new39", 100_000).payload
+        device.free_bytes = 1 << 40
+        await fill()
+
+
+async def test_a_small_commit_is_not_refused_for_a_large_one_beside_it() -> None:
+    async with rig(budget_bytes=4 << 20, gather_bytes=700_000) as made:
+        made.shelf.evictable = False
+
+        async def fill() -> None:
+            for number in range(100):
+                await made.commit("fill", [record(f"fill{number}", 100_000)])
+
+        with pytest.raises(NoSpace):
+            await fill()
+        room = made.log.room_bytes()
+        assert room >= 5_000, room
+        large, small = await asyncio.gather(
+            made.commit("large", [record("large", 600_000)]),
+            made.commit("small", [record("small", 2_000)]),
+            return_exceptions=True,
+        )
+        assert isinstance(large, NoSpace)
+        assert isinstance(small, CommitReport)
+
+
+async def test_records_cleaned_before_they_are_published_are_published_where_they_went() -> None:
+    """Half of everything is dead, so that room is won by cleaning while a commit of many parts is under way."""
+    async with rig(budget_bytes=8 << 20, gather_seconds=0.0) as made:
+        made.shelf.evictable = False
+        kept = []
+        for number in range(45):
+            each = record(f"r{number}", 100_000)
+            await made.commit("r", [each])
+            if number % 2:
+                made.writer.room.discard([made.shelf.places.pop(each.key)])
+            else:
+                kept.append(each)
+        large = [record(f"large{i}", 100_000) for i in range(24)]
+        await made.commit("large", large)
+        assert made.counts()["cleaned_bytes"] > 0
+        assert all(made.read(each) == each.payload for each in [*kept, *large])
+
+
+async def test_what_is_discarded_while_it_moves_is_dead_in_its_new_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with rig(budget_bytes=8 << 20, gather_seconds=0.0) as made:
+        made.shelf.evictable = False
+        for number in range(40):
+            await made.commit("r", [record(f"r{number}", 100_000)])
+        for number in range(0, 40, 2):
+            made.writer.room.discard([made.shelf.places.pop(record(f"r{number}", 100_000).key)])
+        thrown_away: list[bytes] = []
+        clean = made.log.clean
+
+        def clean_slowly(segment_id: int) -> dict[Place, Place]:
+            moves = clean(segment_id)
+            # The copies are made, and nobody has heard of them yet.
+            key = next(key for key, place in made.shelf.places.items() if place in moves)
+            thrown_away.append(key)
+            made.writer.room.discard([made.shelf.places.pop(key)])
+            return moves
+
+        monkeypatch.setattr(made.log, "clean", clean_slowly)
+        for number in range(40):
+            await made.commit("new", [record(f"new{number}", 100_000)])
+        assert thrown_away
+        await made.writer.alone(made.writer.room.survey)
+        assert made.log.space().live == sum(place.length for place in made.shelf.places.values())
+
+
+async def test_jobs_alone_run_between_commits_and_carry_their_errors() -> None:
+    async with rig(gather_seconds=10.0) as made:
+        seen: list[str] = []
+
+        async def look() -> None:
+            seen.extend(made.shelf.order)
+            raise NoSpace("as asked")
+
+        first = asyncio.create_task(made.commit("one", [record("one")]))
+        await asyncio.sleep(0)
+        with pytest.raises(NoSpace, match="as asked"):
+            await made.writer.alone(look)
+        await first
+        assert seen == ["one"]
+
+
+async def test_after_a_stop_nothing_is_taken_and_everything_earlier_is_done() -> None:
+    async with rig() as made:
+        earlier = [asyncio.create_task(made.commit(f"c{i}", [record(f"c{i}")])) for i in range(5)]
+        await asyncio.sleep(0)
+        made.writer.stop()
+        with pytest.raises(Unavailable):
+            await made.commit("late", [record("late")])
+        await asyncio.gather(*earlier)
+        assert len(made.shelf.order) == 5

@@ -1,0 +1,136 @@
+"""The commands `worker` and `gateway`. Torch is imported when one of them runs, not when they are listed."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+
+from kvstore.errors import KvstoreError
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `worker` and `gateway`; each sets `run`, a callable from the parsed arguments to the exit code."""
+    _add_worker(subparsers)
+    _add_gateway(subparsers)
+
+
+def _add_worker(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("worker", help="run a prefill or a decode worker")
+    parser.add_argument("role", choices=("prefill", "decode"), help="what this worker does")
+    parser.add_argument("--listen", required=True, metavar="unix:PATH", help="the socket to serve on")
+    parser.add_argument(
+        "--cache",
+        default="",
+        metavar="DIR",
+        help="the cache service's directory; without it nothing is stored",
+    )
+    weights = parser.add_mutually_exclusive_group()
+    weights.add_argument("--seed", type=_count, default=0, help="random weights from this seed (default 0)")
+    weights.add_argument(
+        "--checkpoint", default="", metavar="FOLDER", help="weights from a checkpoint folder"
+    )
+    parser.add_argument(
+        "--profile", default="tiny", help="the model's profile where weights are random (default tiny)"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
+    parser.add_argument("--dtype", default="float32", help="float32 (default) or bfloat16")
+    parser.add_argument(
+        "--threads", type=_count, default=0, help="threads for computing; 0 (default): torch's choice"
+    )
+    parser.add_argument(
+        "--namespace",
+        default="",
+        metavar="NAME",
+        help="the namespace's label; made from its identity by default",
+    )
+    parser.add_argument(
+        "--tenant-salt", default="", metavar="S", help="keeps this tenant's bytes apart from all others'"
+    )
+    parser.add_argument(
+        "--policy",
+        default="",
+        help="window-state policy if the namespace is new: zero, endpoints or periodic:N",
+    )
+    parser.add_argument(
+        "--requests", type=_positive, default=16, help="requests that may run or wait (default 16)"
+    )
+    parser.set_defaults(run=_run_worker)
+
+
+def _add_gateway(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("gateway", help="run a gateway in front of a prefill and a decode worker")
+    parser.add_argument("--listen", required=True, metavar="unix:PATH", help="the socket to serve on")
+    parser.add_argument("--prefill", required=True, metavar="unix:PATH", help="the prefill worker's socket")
+    parser.add_argument("--decode", required=True, metavar="unix:PATH", help="the decode worker's socket")
+    parser.add_argument(
+        "--requests", type=_positive, default=64, help="requests that may run at once (default 64)"
+    )
+    parser.set_defaults(run=_run_gateway)
+
+
+def _run_worker(args: argparse.Namespace) -> int:
+    def serve() -> None:
+        from kvstore_workers.runtime.options import WorkerOptions, check_options
+
+        options = WorkerOptions(
+            role=args.role,
+            listen=args.listen,
+            cache=args.cache,
+            profile=args.profile,
+            seed=args.seed,
+            checkpoint=args.checkpoint,
+            device=args.device,
+            dtype=args.dtype,
+            threads=args.threads,
+            namespace=args.namespace,
+            tenant_salt=args.tenant_salt,
+            policy=args.policy,
+            requests=args.requests,
+        )
+        # Before torch is imported, so that a slip is answered at once.
+        check_options(options)
+        from kvstore_workers.runtime.process import serve_worker
+
+        serve_worker(options)
+
+    return _exit_code(serve, f"kvstore worker {args.role}")
+
+
+def _run_gateway(args: argparse.Namespace) -> int:
+    def serve() -> None:
+        from kvstore_workers.runtime.gateway_process import GatewayOptions, serve_gateway
+
+        serve_gateway(
+            GatewayOptions(
+                listen=args.listen, prefill=args.prefill, decode=args.decode, requests=args.requests
+            )
+        )
+
+    return _exit_code(serve, "kvstore gateway")
+
+
+def _exit_code(serve: Callable[[], None], name: str) -> int:
+    """0 after an orderly end; 1 with one line on stderr for what the user can mend."""
+    logging.basicConfig(level=logging.WARNING, format=f"{name}: %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        serve()
+    except KvstoreError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text}: not a whole number of at least 0")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text}: not a whole number from 1 to 10000")
+    return value

@@ -1,0 +1,110 @@
+"""`kvstore demo`: parse, run the session, print."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from kvstore.cli.output import add_json_flag, emit
+from kvstore.clock import SystemClock
+from kvstore.config import parse_count
+from kvstore.errors import ConfigError
+from kvstore.profile.registry import PROFILES, get_profile
+
+TURN_TOKENS = {"tiny": 900}
+TURN_TOKENS_OTHER = 300
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "demo",
+        help="an agent session over real files, with and without the store",
+        description="Runs a cache service, a prefill worker, a decode worker and a gateway, kills the service twice, and "
+        "compares every generated token with a run that has no store.",
+    )
+    parser.add_argument(
+        "--profile", default="tiny", help=f"model profile, one of {', '.join(PROFILES)} (default tiny)"
+    )
+    parser.add_argument(
+        "--files",
+        nargs="+",
+        default=[],
+        metavar="PATH",
+        help="text files to read (default: Python's own library)",
+    )
+    parser.add_argument("--turns", default="9", help="turns, at least 8 (default 9)")
+    parser.add_argument("--turn-tokens", default=None, help="tokens of file text per turn")
+    parser.add_argument("--answer-tokens", default="24", help="tokens generated per turn (default 24)")
+    parser.add_argument("--seed", default="1", help="seed of weights and sampling (default 1)")
+    parser.add_argument("--threads", default="1", help="torch threads per worker (default 1)")
+    add_json_flag(parser)
+    parser.set_defaults(run=run)
+
+
+def _count(args: argparse.Namespace, name: str, *, low: int, high: int) -> int:
+    flag = f"--{name.replace('_', '-')}"
+    value = parse_count(getattr(args, name), name=flag)
+    if not low <= value <= high:
+        raise ConfigError("out of range", field=flag, value=value, allowed=f"{low} to {high}")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    from kvstore_workers.demo import report as reporting
+    from kvstore_workers.demo.material import choose_files
+    from kvstore_workers.demo.processes import Cluster
+    from kvstore_workers.demo.script import plan_turns
+    from kvstore_workers.demo.session import Session
+
+    profile = get_profile(args.profile)
+    turns = plan_turns(parse_count(args.turns, name="--turns"))
+    default_tokens = TURN_TOKENS.get(profile.name, TURN_TOKENS_OTHER)
+    args.turn_tokens = args.turn_tokens or str(default_tokens)
+    turn_tokens = _count(args, "turn_tokens", low=64, high=65_536)
+    answer_tokens = _count(args, "answer_tokens", low=1, high=4096)
+    seed = _count(args, "seed", low=0, high=2**31)
+    threads = _count(args, "threads", low=1, high=256)
+    files = choose_files(args.files)
+
+    clock = SystemClock()
+    begun = clock.monotonic()
+    _say(
+        "starting the service, a prefill worker, a decode worker, a gateway, and a worker without a store ..."
+    )
+    with Cluster(profile=profile.name, seed=seed, threads=threads) as cluster:
+        cluster.start_all()
+        _say(f"all five serve after {clock.monotonic() - begun:.1f} s")
+        session = Session(cluster, files, turn_tokens=turn_tokens, answer_tokens=answer_tokens, seed=seed)
+        results = []
+        try:
+            for turn in turns:
+                result = session.play(turn)
+                results.append(result)
+                prefix = result.answer.prefix
+                event = reporting.event_text(result)
+                _say(
+                    f"turn {turn.number}/{len(turns)}: {prefix.restored_tokens:,} of {result.prompt_tokens:,} tokens restored "
+                    f"({result.state_source}), first token {result.answer.ttft_s * 1e3:,.0f} ms, cold {result.cold.ttft_s * 1e3:,.0f} ms, "
+                    f"{'same answer' if result.identical else 'DIFFERENT ANSWER'}{' [' + event + ']' if event else ''}"
+                )
+        finally:
+            session.close()
+        kills = cluster.kills
+    report = reporting.build_report(
+        results,
+        kills=kills,
+        profile=profile.name,
+        layers=profile.layer_count,
+        wall_s=clock.monotonic() - begun,
+    )
+    emit(args, report, reporting.text(report))
+    found = reporting.failures(report)
+    for failure in found:
+        print(f"kvstore demo: {failure}", file=sys.stderr)
+    return 1 if found else 0
+
+
+def _say(text: str) -> None:
+    """Progress, for people who watch; a pipe gets the result only."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)

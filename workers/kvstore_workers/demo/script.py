@@ -1,0 +1,47 @@
+"""What happens in which turn: pure, so that a reader sees the whole session in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvstore.errors import ConfigError
+from kvstore.types import StateSource
+
+MIN_TURNS = 8
+MAX_TURNS = 64
+
+
+class Before(StrEnum):
+    """What is done to the service before a turn."""
+
+    NOTHING = ""
+    KILL = "service killed -9 and started again"
+    EMPTY_POOL = "pool emptied"
+    DROP_STATES = "all window states dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    number: int
+    before: Before = Before.NOTHING
+    kill_during_store: bool = False
+
+
+PLANNED_SOURCES = (StateSource.POOL, StateSource.CHECKPOINT, StateSource.REPLAY)
+
+
+def plan_turns(count: int) -> list[Turn]:
+    """Turn 1 is cold. Turn 3 is shot at while it stores; before 5 the service dies idle; before 6 the pool is emptied;
+    before 7 every window state goes, so that only a replay is left. The rest are ordinary."""
+    if not MIN_TURNS <= count <= MAX_TURNS:
+        raise ConfigError(
+            "bad number of turns", field="--turns", value=count, allowed=f"{MIN_TURNS} to {MAX_TURNS}"
+        )
+    special = {
+        3: Turn(3, kill_during_store=True),
+        5: Turn(5, before=Before.KILL),
+        6: Turn(6, before=Before.EMPTY_POOL),
+        7: Turn(7, before=Before.DROP_STATES),
+    }
+    return [special.get(number, Turn(number)) for number in range(1, count + 1)]

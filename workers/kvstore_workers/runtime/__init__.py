@@ -1,0 +1,1 @@
+"""What a worker does with a model and a store, and the gateway in front of the workers."""

@@ -1,0 +1,63 @@
+"""What a worker can be told, checked before anything that takes long is begun. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.errors import ConfigError
+from kvstore.policy.window import WindowPolicy
+from kvstore.profile.base import Profile
+from kvstore.profile.registry import get_profile
+from kvstore_workers.runtime.address import claim, socket_path
+
+ROLES = ("prefill", "decode")
+DTYPES = ("float32", "bfloat16")
+THREADS_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """role: prefill or decode. checkpoint: a folder, else random weights from `seed` for `profile`. cache: the service's
+    directory, empty for none. threads 0: torch's choice. namespace: a label, empty for one made from the identity.
+    requests: that may run or wait at once."""
+
+    role: str
+    listen: str
+    cache: str = ""
+    profile: str = "tiny"
+    seed: int = 0
+    checkpoint: str = ""
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 0
+    namespace: str = ""
+    tenant_salt: str = ""
+    policy: str = ""
+    requests: int = 16
+
+
+def check_options(options: WorkerOptions) -> Path:
+    """The socket's path, free to listen on. KvstoreError naming the first option that does not do."""
+    path = socket_path(options.listen, name="--listen")
+    _one_of("role", options.role, ROLES)
+    _one_of("--dtype", options.dtype, DTYPES)
+    if not 0 <= options.threads <= THREADS_MAX:
+        raise ConfigError(
+            "bad number of threads", field="--threads", value=options.threads, allowed=f"0 to {THREADS_MAX}"
+        )
+    if not options.checkpoint:
+        check_policy(options.policy, get_profile(options.profile))
+    claim(path, name="--listen")
+    return path
+
+
+def check_policy(policy: str, profile: Profile) -> None:
+    """InvalidArgument unless `policy` is empty or a window-state policy of `profile`."""
+    if policy:
+        WindowPolicy.parse(policy, profile)
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"unknown {name.lstrip('-')}", field=name, value=value, allowed=", ".join(allowed))

@@ -1,0 +1,86 @@
+"""A process that serves one socket: health, reflection, readiness, and an orderly end on SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kvstore.errors import ConfigError
+from kvstore_workers.runtime.address import CHANNEL_OPTIONS, claim
+
+DRAIN_SECONDS = 10.0
+
+SPARE_THREADS = 8
+"""For health, reflection and refusals, beside a thread for each request that may run or wait."""
+
+
+class Server:
+    """A gRPC server on a unix socket of mode 0600. Not started by its constructor."""
+
+    def __init__(self, path: Path, *, requests: int, name: str) -> None:
+        """`requests`: streaming calls that may be open at once. `name`: of the option that gave `path`, for errors."""
+        self._path = path
+        self._name = name
+        self._executor = ThreadPoolExecutor(max_workers=requests + SPARE_THREADS, thread_name_prefix="grpc")
+        self.grpc = grpc.server(self._executor, options=CHANNEL_OPTIONS)
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+
+    def start(self, services: Sequence[str]) -> None:
+        """Listen and answer; ConfigError when the socket can't be made. `services`: full names, for reflection."""
+        claim(self._path, name=self._name)
+        names = (
+            *services,
+            health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+            reflection.SERVICE_NAME,
+        )
+        reflection.enable_server_reflection(names, self.grpc)
+        # Nobody else may connect in the moment between the socket's birth and a later chmod.
+        before = os.umask(0o177)
+        try:
+            bound = self.grpc.add_insecure_port(f"unix:{self._path}")
+        except RuntimeError as error:
+            raise ConfigError(f"cannot listen: {error}", field=self._name, value=self._path) from error
+        finally:
+            os.umask(before)
+        if not bound:
+            raise ConfigError("cannot listen", field=self._name, value=self._path)
+        self.grpc.start()
+        for service in ("", *services):
+            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    def stop(self, *, seconds: float = DRAIN_SECONDS) -> None:
+        """Refuse new calls, give those under way `seconds`, then end them; the socket is gone afterwards."""
+        self._health.enter_graceful_shutdown()
+        self.grpc.stop(seconds).wait()
+        self._executor.shutdown(wait=True)
+        self._path.unlink(missing_ok=True)
+
+
+def serve_until_told(
+    server: Server, *, services: Sequence[str], ready: str, draining: Callable[[], None]
+) -> None:
+    """Start, say `ready` in one line on stderr, and wait for SIGTERM or SIGINT; then `draining()` and stop."""
+    told = threading.Event()
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        told.set()
+
+    # Before the first client can see us, since one may tell us to stop right away.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, tell)
+    server.start(services)
+    print(ready, file=sys.stderr, flush=True)
+    told.wait()
+    draining()
+    server.stop()

@@ -1,0 +1,94 @@
+"""Between the wire's messages and an engine's values."""
+
+from __future__ import annotations
+
+from array import array
+
+from kvstore.types import StateSource
+from kvstore.v1 import worker_pb2 as pb
+from kvstore_workers.runtime.values import (
+    Done,
+    Picked,
+    Prefixed,
+    PrefixReport,
+    Request,
+    Stored,
+    StoreReport,
+)
+
+
+def from_request(message: pb.GenerateRequest) -> Request:
+    sampling = message.sampling
+    return Request(
+        tokens=array("I", message.tokens),
+        max_new_tokens=message.max_new_tokens,
+        temperature=sampling.temperature,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        return_logits=message.return_logits,
+        bypass_store=message.bypass_store,
+    )
+
+
+def to_event(event: Prefixed | Stored | Picked | Done, *, at_seconds: float) -> pb.GenerateEvent:
+    kinds = pb.GenerateEvent
+    if isinstance(event, Prefixed):
+        return pb.GenerateEvent(kind=kinds.PREFIX, at_seconds=at_seconds, prefix=to_prefix(event.report))
+    if isinstance(event, Stored):
+        return pb.GenerateEvent(kind=kinds.STORED, at_seconds=at_seconds, stored=to_stored(event.report))
+    if isinstance(event, Picked):
+        kind = kinds.FIRST_TOKEN if event.first else kinds.TOKEN
+        return pb.GenerateEvent(kind=kind, at_seconds=at_seconds, token=event.token, logits=event.logits)
+    assert isinstance(event, Done)
+    return pb.GenerateEvent(
+        kind=kinds.DONE, at_seconds=at_seconds, stored=to_stored(event.report), ticket=event.ticket
+    )
+
+
+def to_prefix(report: PrefixReport) -> pb.PrefixReport:
+    return pb.PrefixReport(
+        prompt_tokens=report.prompt_tokens,
+        restored_tokens=report.restored_tokens,
+        replayed_tokens=report.replayed_tokens,
+        computed_tokens=report.computed_tokens,
+        state_source=_to_source(report.state_source),
+        exactness=report.exactness.value,
+        bytes_ssd=report.bytes_ssd,
+        bytes_memory=report.bytes_memory,
+        lookup_seconds=report.lookup_seconds,
+        fetch_seconds=report.fetch_seconds,
+        replay_seconds=report.replay_seconds,
+        expected_seconds=report.expected_seconds,
+        replay_layer_tokens=report.replay_layer_tokens,
+        miss_reason=report.miss_reason,
+        handoff=report.handoff,
+    )
+
+
+def to_stored(report: StoreReport) -> pb.StoreReport:
+    return pb.StoreReport(
+        blocks_stored=report.blocks_stored,
+        blocks_held_already=report.blocks_held_already,
+        blocks_failed=report.blocks_failed,
+        blocks_pending=report.blocks_pending,
+        states_stored=report.states_stored,
+        states_failed=report.states_failed,
+        bytes_stored=report.bytes_stored,
+        failure=report.failure,
+    )
+
+
+def from_stored(message: pb.StoreReport) -> StoreReport:
+    return StoreReport(
+        blocks_stored=message.blocks_stored,
+        blocks_held_already=message.blocks_held_already,
+        blocks_failed=message.blocks_failed,
+        blocks_pending=message.blocks_pending,
+        states_stored=message.states_stored,
+        states_failed=message.states_failed,
+        bytes_stored=message.bytes_stored,
+        failure=message.failure,
+    )
+
+
+def _to_source(source: StateSource | None) -> str:
+    return "STATE_SOURCE_UNSPECIFIED" if source is None else source.value
