@@ -37,7 +37,7 @@ demo: $(VENV)/.workers
 	$(BIN)/kvstore demo $(ARGS)
 
 test: $(VENV)/.test $(VENV)/.proto-tools
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 check: lint types layers
 

@@ -194,3 +194,8 @@ def _read_toml(file: str) -> dict[str, Any]:
 def environment(name: str) -> str | None:
     """One variable of the environment, for those who have no other reason to read it."""
     return os.environ.get(name)
+
+
+def prefer_environment(name: str, value: str) -> None:
+    """Set one variable for the libraries that read it later, unless the user has set it."""
+    os.environ.setdefault(name, value)

@@ -20,12 +20,19 @@ class KvstoreError(Exception):
             parts.append(f"{field}={_short(value)}")
         if allowed:
             parts.append(f"allowed: {allowed}")
-        super().__init__("; ".join(parts))
+        super().__init__(_one_line("; ".join(parts)))
 
 
 def _short(value: object) -> str:
     text = value.hex() if isinstance(value, bytes) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _one_line(text: str) -> str:
+    """On a terminal and in a log, whatever a client, a file or an argument was named."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class InvalidArgument(KvstoreError):

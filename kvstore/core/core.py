@@ -179,6 +179,10 @@ class Core:
             self._live, lease, first_block=first_block, block_count=block_count, want_state=want_state
         )
 
+    def check_fetch(self, lease: Lease, *, first_block: int, block_count: int, want_state: bool) -> None:
+        """Raise InvalidArgument as `fetch_list` does."""
+        lookup.check_fetch(lease, first_block=first_block, block_count=block_count, want_state=want_state)
+
     # ---- writing --------------------------------------------------------------------------------------------
 
     def reserve(

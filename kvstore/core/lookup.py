@@ -74,19 +74,7 @@ def fetch_list(
     live: Live, lease: Lease, *, first_block: int, block_count: int, want_state: bool
 ) -> list[FetchItem | None]:
     """See Core.fetch_list."""
-    if not 0 <= first_block <= lease.blocks:
-        raise InvalidArgument(
-            "not a block of the lease", field="first_block", value=first_block, allowed=f"0 to {lease.blocks}"
-        )
-    if not 0 <= block_count <= lease.blocks - first_block:
-        raise InvalidArgument(
-            "more blocks than the lease covers",
-            field="block_count",
-            value=block_count,
-            allowed=f"0 to {lease.blocks - first_block} from block {first_block}",
-        )
-    if want_state and not lease.state_at:
-        raise InvalidArgument("the lease covers no state", field="state", value=want_state, allowed="false")
+    check_fetch(lease, first_block=first_block, block_count=block_count, want_state=want_state)
     items: list[FetchItem | None] = []
     for number in range(first_block, first_block + block_count):
         if number >= lease.intact:
@@ -105,6 +93,23 @@ def fetch_list(
     if want_state:
         items.append(_state_item(live, lease))
     return items
+
+
+def check_fetch(lease: Lease, *, first_block: int, block_count: int, want_state: bool) -> None:
+    """See Core.check_fetch."""
+    if not 0 <= first_block <= lease.blocks:
+        raise InvalidArgument(
+            "not a block of the lease", field="first_block", value=first_block, allowed=f"0 to {lease.blocks}"
+        )
+    if not 0 <= block_count <= lease.blocks - first_block:
+        raise InvalidArgument(
+            "more blocks than the lease covers",
+            field="block_count",
+            value=block_count,
+            allowed=f"0 to {lease.blocks - first_block} from block {first_block}",
+        )
+    if want_state and not lease.state_at:
+        raise InvalidArgument("the lease covers no state", field="state", value=want_state, allowed="false")
 
 
 def _state_item(live: Live, lease: Lease) -> FetchItem | None:

@@ -146,7 +146,27 @@ def _repair_uses(live: Live) -> None:
 
 
 def _rank(live: Live) -> None:
-    """By last use, and among equal ones the deeper first, so that children rank before their parents."""
-    used, number = live.index.used, live.index.number
-    rank = [(second << 32) - depth for second, depth in zip(used, number, strict=True)]
-    live.ranks.start(sorted(live.index.slots(), key=rank.__getitem__))
+    """By last use; among equal ones, which are many since last uses are persisted by the hour, chain by chain as they
+    lie in the log, each from its tail to its root. Children rank before their parents, and evicting in this order
+    empties one segment after the other instead of thinning out all of them."""
+    index = live.index
+    used, parent = index.used, index.parent
+    turn = [0] * len(used)
+    seen = bytearray(len(used))
+    left = len(used)
+    tails = [slot for slot in index.slots() if index.is_childless(slot)]
+    segment, offset = index.segment, index.offset
+    tails.sort(key=lambda slot: (segment[slot], offset[slot]))
+    # The newest chain takes its ancestors with it to the end of the order; an older branch keeps only its own blocks.
+    for tail in reversed(tails):
+        path = []
+        slot = tail
+        while slot != NO_SLOT and not seen[slot]:
+            seen[slot] = 1
+            path.append(slot)
+            slot = parent[slot]
+        for slot in reversed(path):
+            left -= 1
+            turn[slot] = left
+    rank = [(second << 32) + number for second, number in zip(used, turn, strict=True)]
+    live.ranks.start(sorted(index.slots(), key=rank.__getitem__))

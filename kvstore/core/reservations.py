@@ -43,7 +43,7 @@ class ReservationTable:
         self._most_per_session = most_per_session
         self._open: dict[int, Reservation] = {}
         self._sessions: dict[str, set[int]] = {}
-        self._in_flight: dict[tuple[NamespaceDigest, ItemId], Reservation] = {}
+        self._in_flight: dict[tuple[NamespaceDigest, ItemId], tuple[Reservation, Granted]] = {}
         self._builders: dict[tuple[NamespaceDigest, BlockKey], set[int]] = {}
         self._deadlines = Deadlines()
 
@@ -75,6 +75,11 @@ class ReservationTable:
 
     def owner(self, namespace: NamespaceDigest, item: ItemId) -> Reservation | None:
         """The reservation that has the item."""
+        found = self._in_flight.get((namespace, item))
+        return None if found is None else found[0]
+
+    def promise(self, namespace: NamespaceDigest, item: ItemId) -> tuple[Reservation, Granted] | None:
+        """The same, and what of it the item is. Takes no longer for a large reservation."""
         return self._in_flight.get((namespace, item))
 
     def find(self, reservation_id: int) -> Reservation | None:
@@ -104,7 +109,7 @@ class ReservationTable:
         self._open[reservation_id] = made
         self._sessions.setdefault(session, set()).add(reservation_id)
         for each in granted:
-            self._in_flight[namespace, each.item.item_id] = made
+            self._in_flight[namespace, each.item.item_id] = made, each
         for key, slot in builds_on.items():
             self._builders.setdefault((namespace, key), set()).add(reservation_id)
             if slot is not None:

@@ -257,11 +257,11 @@ def _promised(live: Live, claim: _Claim, key: bytes) -> int | None:
     position = claim.promised.get(BlockKey(key))
     if position is not None:
         return position
-    item_id = ItemId(BlockKey(key), ItemKind.BLOCK)
-    owner = live.reservations.owner(claim.info.digest, item_id)
-    if owner is None or owner.session != claim.session or owner.void:
+    promise = live.reservations.promise(claim.info.digest, ItemId(BlockKey(key), ItemKind.BLOCK))
+    if promise is None:
         return None
-    return next(each.item.position for each in owner.granted if each.item.item_id == item_id)
+    owner, granted = promise
+    return None if owner.session != claim.session or owner.void else granted.item.position
 
 
 def _build_on(claim: _Claim, key: BlockKey) -> None:

@@ -196,16 +196,19 @@ def _candidates(
 ) -> Iterator[_Candidate]:
     """The restores that can be the cheapest, out of all (boundary b, source, state edge c <= b).
 
-    Reading blocks [0, b) and computing [b, n) costs a + m b, linear in b. A replay from c costs f(b - c), where f is a
-    sum of min(b - c, k(W-1)) and so concave and not decreasing; a bounded one costs at most that of its W tokens.
-    For one edge c the cost is linear plus concave in b, hence least at an end of [c, longest]: b = c or b = longest.
-        b = longest   f only grows with the distance: the last usable edge of the tier is the best.
-        b = c         a + m c is linear in c: the first or the last usable edge of the tier is the best.
-    A replay from nothing costs f(min(b, L(W-1))), concave too: the first block edge or the longest. Ties along a
-    linear piece are won by the longer end, which is among these. So a handful of candidates stands for all pairs.
+    Against computing everything, a restore at b costs k + m b + f: k >= 0 (the fetch, the state) whatever b is; m is the
+    price of reading a token's entries less that of computing it; f is the replay. Where m >= 0 no restore is cheaper than
+    none. Where m < 0:
+        f = 0             a state at b itself: the last usable edge of each tier is the best.
+        f(b - c)          a replay from c: f only grows with the distance, so for each b the last edge up to b is the
+                          best; f is a sum of min(b - c, k(W-1)), hence concave, and so is the whole in b: least at an
+                          end, b = c (above) or b = the next edge, which is beaten by its own state, or b = longest.
+        f(min(b, L(W-1))) a replay from nothing: the whole is concave in b and k at b = 0, so that it falls below k only
+                          where it goes on falling: b = longest.
+        f constant        a bounded replay: b = longest.
+    So a handful of candidates stands for all pairs; what ties with them is no longer.
     """
-    size = price.figures.block_tokens
-    if longest < size:
+    if longest < price.figures.block_tokens:
         return
     for source, held in (
         (StateSource.POOL, coverage.pool_states),
@@ -213,17 +216,11 @@ def _candidates(
     ):
         edges = usable(held, longest)
         if edges:
-            yield from (
-                price.from_state(boundary, source, edge)
-                for boundary, edge in dict.fromkeys(
-                    ((edges[-1], edges[-1]), (edges[0], edges[0]), (longest, edges[-1]))
-                )
-            )
-    yield from (price.exact_replay(boundary) for boundary in dict.fromkeys((longest, size)))
+            yield from (price.from_state(boundary, source, edges[-1]) for boundary in {edges[-1], longest})
+    yield price.exact_replay(longest)
     # A bounded replay that reaches the start of the prompt is no cheaper than the exact one and no other.
-    first_bounded = (price.figures.bounded_replay_tokens // size + 1) * size
-    if not exact_only and longest >= first_bounded:
-        yield from (price.bounded_replay(boundary) for boundary in dict.fromkeys((longest, first_bounded)))
+    if not exact_only and longest > price.figures.bounded_replay_tokens:
+        yield price.bounded_replay(longest)
 
 
 def _check_costs(costs: Costs) -> None:

@@ -31,20 +31,29 @@ class WindowPolicy:
     @classmethod
     def parse(cls, text: str, profile: Profile) -> WindowPolicy:
         """Raises InvalidArgument for anything but `zero`, `endpoints` and `periodic:N`, N a multiple of a block."""
+        return cls._parse(text, profile.block_tokens)
+
+    @classmethod
+    def check(cls, text: str) -> None:
+        """Raise InvalidArgument for a text that is no policy of any profile."""
+        cls._parse(text, 1)
+
+    @classmethod
+    def _parse(cls, text: str, unit: int) -> WindowPolicy:
         if text in ("zero", "endpoints"):
             return cls(WindowKind(text))
-        size = profile.block_tokens
         name, colon, number = text.partition(":")
         if name == "periodic" and colon and number.isascii() and number.isdecimal() and len(number) <= 12:
             every = int(number)
             # One way to write each policy, so that equal policies are equal texts.
-            if every > 0 and every % size == 0 and str(every) == number:
+            if every > 0 and every % unit == 0 and str(every) == number:
                 return cls(WindowKind.PERIODIC, every)
+        block = f"a positive multiple of {unit}" if unit > 1 else "a positive multiple of the profile's block"
         raise InvalidArgument(
             "unknown window-state policy",
             field="policy",
             value=text,
-            allowed=f"zero, endpoints, periodic:N with N a positive multiple of {size}",
+            allowed=f"zero, endpoints, periodic:N with N {block}",
         )
 
     def __str__(self) -> str:

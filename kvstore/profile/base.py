@@ -183,6 +183,13 @@ class Profile:
     @classmethod
     def from_geometry(cls, name: str, geometry: bytes) -> Profile:
         """Inverse of `geometry`; raises ProfileError on anything that `geometry` would not have written."""
+        if len(geometry) > MAX_GEOMETRY_BYTES:
+            raise ProfileError(
+                "geometry is too long",
+                field="geometry",
+                value=f"{len(geometry)} bytes",
+                allowed=f"{MAX_GEOMETRY_BYTES} bytes",
+            )
         try:
             fields = json.loads(geometry)
             layers = tuple(Layer(LayerKind(kind), ratio) for kind, ratio in fields.pop("layers"))
@@ -207,6 +214,8 @@ class Profile:
 MAX_LAYERS = 512
 MAX_BLOCK_TOKENS = 65_536
 MAX_DIM = 65_536
+MAX_GEOMETRY_BYTES = 65_536
+"""More than MAX_LAYERS layers need. What is longer is not parsed at all."""
 
 
 def _check(p: Profile) -> None:

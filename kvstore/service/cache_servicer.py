@@ -58,7 +58,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupReply:
         found = self._engine.lookup(
             encode.take_digest(request.namespace),
-            encode.split_keys(request.keys),
+            encode.split_keys(request.keys, most=self._engine.config.keys),
             prompt_tokens=request.prompt_tokens,
             costs=encode.take_costs(request.costs),
             lease=request.lease,
@@ -89,7 +89,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         )
         cutter = Cutter[pb.ItemHeader]()
         with self._engine.activity.transfer():
-            async with aclosing(self._engine.reader.read(leased.items, leased)) as reads:
+            async with aclosing(self._engine.reader.read(leased.items(), leased)) as reads:
                 number = 0
                 async for read in reads:
                     header = _header(leased.place_of(number), read)

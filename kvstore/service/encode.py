@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.core import NamespaceInfo
-from kvstore.errors import InvalidArgument, ProfileError
+from kvstore.errors import InvalidArgument, LimitExceeded, ProfileError
 from kvstore.plan.base import Alternative, Costs, RestorePlan
 from kvstore.profile.base import Profile
 from kvstore.types import KEY_BYTES, Exactness, ItemKind, Lineage, StateSource
@@ -11,8 +11,14 @@ from kvstore.v1 import cache_pb2 as pb
 
 MAX_COST_SECONDS = 1e6
 
-_SOURCES = {source: pb.StateSource.Value(source.value) for source in StateSource}
-_EXACTNESS = {exactness: pb.Exactness.Value(exactness.value) for exactness in Exactness}
+_SOURCES: dict[StateSource, pb.StateSource] = {
+    StateSource.POOL: pb.POOL,
+    StateSource.CHECKPOINT: pb.CHECKPOINT,
+    StateSource.ROWS: pb.ROWS,
+    StateSource.REPLAY: pb.REPLAY,
+    StateSource.NONE: pb.NONE,
+}
+_EXACTNESS: dict[Exactness, pb.Exactness] = {Exactness.EXACT: pb.EXACT, Exactness.BOUNDED: pb.BOUNDED}
 
 
 def take_digest(value: bytes, *, field: str = "namespace") -> bytes:
@@ -26,7 +32,15 @@ def take_digest(value: bytes, *, field: str = "namespace") -> bytes:
     return value
 
 
-def split_keys(joined: bytes) -> list[bytes]:
+def split_keys(joined: bytes, *, most: int) -> list[bytes]:
+    """LimitExceeded before anything is made of more than `most` keys."""
+    if len(joined) > most * KEY_BYTES:
+        raise LimitExceeded(
+            "the prompt is too long for one lookup",
+            field="keys",
+            value=len(joined) // KEY_BYTES,
+            allowed=f"{most}",
+        )
     if len(joined) % KEY_BYTES:
         raise InvalidArgument(
             "keys do not divide into whole keys",

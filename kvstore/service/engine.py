@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kvstore.config import ServiceConfig
 from kvstore.core import (
@@ -40,6 +40,9 @@ from kvstore.types import BootId, ItemKind, NamespaceDigest, Tier
 log = logging.getLogger(__name__)
 
 NO_SESSION = ""
+
+LISTED_AT_ONCE = 512
+"""Items of a fetch that are looked at in one go: 5 ms of the event loop's time."""
 
 
 class Engine:
@@ -289,8 +292,22 @@ class LeasedItems:
         self._lease = lease
         self._first = first_block
         self._blocks = block_count
-        self.items = engine.core.fetch_list(
-            lease, first_block=first_block, block_count=block_count, want_state=state
+        self._state = state
+        engine.core.check_fetch(lease, first_block=first_block, block_count=block_count, want_state=state)
+
+    def items(self) -> Iterator[FetchItem | None]:
+        """All items in order, each as it is when its turn comes. Raises UnknownLease once the lease has ended: what it
+        covered may be another's by then."""
+        for first in range(0, self._blocks, LISTED_AT_ONCE):
+            count = min(LISTED_AT_ONCE, self._blocks - first)
+            yield from self._list(first_block=self._first + first, block_count=count, want_state=False)
+        if self._state:
+            yield from self._list(first_block=0, block_count=0, want_state=True)
+
+    def _list(self, *, first_block: int, block_count: int, want_state: bool) -> list[FetchItem | None]:
+        lease = self._engine.lease(self._lease.lease_id, self._lease.session)
+        return self._engine.core.fetch_list(
+            lease, first_block=first_block, block_count=block_count, want_state=want_state
         )
 
     def place_of(self, number: int) -> tuple[ItemKind, int]:
@@ -299,11 +316,12 @@ class LeasedItems:
             return ItemKind.BLOCK, self._first + number
         return ItemKind.STATE, self._lease.state_at
 
+    async def settled(self) -> None:
+        await self._engine.writer.room.settled()
+
     def again(self, number: int) -> FetchItem | None:
-        lease = self._engine.lease(self._lease.lease_id, self._lease.session)
         is_block = number < self._blocks
-        [item] = self._engine.core.fetch_list(
-            lease,
+        [item] = self._list(
             first_block=self._first + number if is_block else 0,
             block_count=int(is_block),
             want_state=not is_block,

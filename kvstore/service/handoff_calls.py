@@ -27,7 +27,9 @@ class HandoffCalls:
     async def put(self, session: Session, context: Context) -> pb.HandoffTicket:
         engine = self._engine
         engine.check_open()
-        frame = await self._next_frame(context, session)
+        # For all frames together: a trickle of them must not hold its memory for ever.
+        deadline = engine.time.monotonic() + engine.core.reservation_seconds
+        frame = await self._next_frame(context, session, deadline)
         if frame is None or not frame.HasField("header"):
             raise InvalidArgument(
                 "the first frame has the header", field="header", value="none", allowed="a HandoffHeader"
@@ -44,7 +46,7 @@ class HandoffCalls:
             receiver = Receiver()
             incoming = Incoming("the handoff", header.length, Checks(header.crc32))
             list(receiver.accept([incoming], frame.data))
-            while (frame := await self._next_frame(context, session)) is not None:
+            while (frame := await self._next_frame(context, session, deadline)) is not None:
                 if frame.HasField("header"):
                     raise InvalidArgument(
                         "only the first frame has the header", field="header", value="another", allowed="none"
@@ -89,16 +91,18 @@ class HandoffCalls:
                 allowed=f"{engine.config.handoff_bytes} bytes",
             )
 
-    async def _next_frame(self, context: Context, session: Session) -> pb.HandoffFrame | None:
+    async def _next_frame(
+        self, context: Context, session: Session, deadline: float
+    ) -> pb.HandoffFrame | None:
         frame = await until_end(
             context.read(),
             session=session,
-            seconds=self._engine.core.reservation_seconds,
+            seconds=deadline - self._engine.time.monotonic(),
             late=lambda: InvalidArgument(
-                "the handoff's bytes stopped coming",
+                "the handoff's bytes did not all come in time",
                 field="data",
-                value="nothing",
-                allowed=f"a frame within {self._engine.core.reservation_seconds:g} s",
+                value="too late",
+                allowed=f"all of it within {self._engine.core.reservation_seconds:g} s",
             ),
         )
         return None if frame is grpc.aio.EOF else frame

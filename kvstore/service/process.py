@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import resource
 import stat
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +95,20 @@ def remove_stale_sockets(places: Places) -> None:
     for path in (places.socket, places.session_socket):
         if path.is_socket():
             path.unlink()
+
+
+def allow_descriptors(needed: int) -> None:
+    """Raise this process's limit of open files to `needed`, as far as it may be raised; a warning where that is less."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        log.warning(
+            "open files are limited to %d, and %d may be needed: allow more, or fewer sessions", soft, needed
+        )
 
 
 def forbid_dumps() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 
 BATCH_BYTES = 2 << 20
 """One read's payloads, but for a single item that is larger. A fetch holds at most two batches."""
+
+BATCH_ITEMS = 512
+"""And of small items no more than these, so that listing them does not hold up the event loop."""
 
 WAIT_SECONDS_MAX = 10.0
 
@@ -83,6 +86,9 @@ class ReadGate:
 class Sources(Protocol):
     """What the reader asks about the list that it reads. Called in the event loop's thread."""
 
+    async def settled(self) -> None:
+        """Return when `again` tells of all moves that the log has made: at once, but while a segment is cleaned."""
+
     def again(self, number: int) -> FetchItem | None:
         """Item `number` of the list as it is now: cleaning may have moved it since. Raises UnknownLease."""
 
@@ -114,13 +120,15 @@ class Reader:
         self.gate = gate
         self.read_bytes_total = 0
 
-    async def read(self, items: Sequence[FetchItem | None], sources: Sources) -> AsyncGenerator[Read, None]:
-        """The items in their order, one batch read ahead. Who stops early closes the iterator (`aclosing`)."""
+    async def read(self, items: Iterable[FetchItem | None], sources: Sources) -> AsyncGenerator[Read, None]:
+        """The items in their order, one batch read ahead; `items` is asked for no more than that. Who stops early
+        closes the iterator (`aclosing`)."""
         batches = _cut(items)
         ahead = self._start(batches, sources)
         try:
             while ahead is not None:
                 reads, held_bytes = await ahead
+                ahead = None
                 try:
                     ahead = self._start(batches, sources)
                     for read in reads:
@@ -169,16 +177,19 @@ class Reader:
                 self.gate.leave(batch.disk_bytes)
 
     async def _once_more(self, number: int, item: FetchItem, sources: Sources) -> Read:
-        """It was not at its place. Read it where it is now, if it has moved; else it is damaged."""
-        now = sources.again(number)
-        if now is None:
-            return Read(item, None)
-        if now.place != item.place:
+        """It was not at its place. Read it where it has moved to; what cannot be read where it stays is damaged."""
+        while True:
+            await sources.settled()
+            now = sources.again(number)
+            if now is None:
+                return Read(item, None)
+            if now.place == item.place:
+                sources.damaged(now)
+                return Read(now, None)
             [payload] = await self._payloads([now])
             if payload is not None:
                 return Read(now, payload)
-        sources.damaged(now)
-        return Read(now, None)
+            item = now
 
     async def _payloads(self, items: Sequence[FetchItem | None]) -> list[BytesLike | None]:
         wanted = [item for item in items if item is not None and item.place is not None]
@@ -208,12 +219,12 @@ class Reader:
             return [payload for item in wanted for payload in self._read([item])]
 
 
-def _cut(items: Sequence[FetchItem | None]) -> Iterator[_Batch]:
+def _cut(items: Iterable[FetchItem | None]) -> Iterator[_Batch]:
     current: list[FetchItem | None] = []
     first = size = 0
     for number, item in enumerate(items):
         length = 0 if item is None or item.place is None else item.place.length
-        if current and size + length > BATCH_BYTES:
+        if current and (size + length > BATCH_BYTES or len(current) == BATCH_ITEMS):
             yield _Batch(first, current, size)
             current, first, size = [], number, 0
         current.append(item)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ class RoomMaker:
         self._in_thread = in_thread
         self._discards: list[Place] = []
         self._unreadable: set[int] = set()
+        self._still = asyncio.Event()
+        self._still.set()
         self._clean_above_dead_bytes = 0
         self.space = store.space()
 
@@ -105,12 +108,16 @@ class RoomMaker:
             )
 
     async def give_back_a_segment(self) -> bool:
-        """For a file system that is fuller than the budget: let a segment's file go. False when nothing may go."""
-        before = (await self.survey()).space.allocated
-        while (survey := await self.survey()).space.allocated >= before:
+        """For a file system that is fuller than the budget: let go of files until a new segment fits where they were.
+        False when nothing may go."""
+        survey = await self.survey()
+        before = survey.space.allocated
+        # A sealed segment is a little smaller than a new one, so that one is not always enough.
+        while before - survey.space.allocated < self._segment_bytes:
             if not await self._win_back(survey, self._segment_bytes):
-                return False
-        return True
+                break
+            survey = await self.survey()
+        return survey.space.allocated < before
 
     async def shrink_to_budget(self) -> None:
         """Evict until the log is within its budget, as at the first start with a smaller one. NoSpace as `make`."""
@@ -130,17 +137,32 @@ class RoomMaker:
             cheapest, live_share = survey.cheapest[0], survey.cheapest[1] / self._segment_bytes
         if survey.space.dead <= self._clean_above_dead_bytes:
             live_share = 1.0
-        if live_share <= CLEAN_BELOW_LIVE_SHARE and await self._clean(cheapest):
+        # One that was cleaned, or could not be, is not named again before the next survey: it may be gone.
+        is_tried = live_share <= CLEAN_BELOW_LIVE_SHARE
+        if is_tried and await self._clean(cheapest):
             return True
         step = max(missing_bytes, self._segment_bytes // EVICTION_STEPS_PER_SEGMENT)
         evicted = self._decisions.evict(min(step, EVICTION_STEP_BYTES_MAX))
         if evicted:
             self.discard(evicted)
             return True
-        return live_share <= CLEAN_AT_ALL_BELOW_LIVE_SHARE and await self._clean(cheapest)
+        return not is_tried and live_share <= CLEAN_AT_ALL_BELOW_LIVE_SHARE and await self._clean(cheapest)
+
+    async def settled(self) -> None:
+        """Return when no records are between two places: the log lets the old copies go a moment before the core
+        hears of the new ones."""
+        while not self._still.is_set():
+            await self._still.wait()
 
     async def _clean(self, segment_id: int) -> bool:
         """Copy a segment's live records forward. False when that won nothing, or could not be done."""
+        self._still.clear()
+        try:
+            return await self._move(segment_id)
+        finally:
+            self._still.set()
+
+    async def _move(self, segment_id: int) -> bool:
         dead_before = self._log.space().dead
         try:
             moves = await self._in_thread(lambda: self._log.clean(segment_id))

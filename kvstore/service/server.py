@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from kvstore.clock import Clock, SystemClock
 from kvstore.config import ServiceConfig
 from kvstore.core import Core, Limits, LoadReport
+from kvstore.policy.window import WindowPolicy
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.pool.states import StatePool
 from kvstore.service.admin_servicer import AdminServicer
@@ -30,6 +31,7 @@ from kvstore.service.figures import figures
 from kvstore.service.metrics import MetricsPage, split_address
 from kvstore.service.process import (
     Places,
+    allow_descriptors,
     check_space,
     close_directory_to_others,
     forbid_dumps,
@@ -48,7 +50,12 @@ from kvstore.v1 import cache_pb2, cache_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-MESSAGE_BYTES_MAX = 64 << 20
+SENT_BYTES_MAX = 64 << 20
+RECEIVED_BYTES_MIN = 4 << 20
+RECEIVED_BYTES_PER_KEY = 128
+"""A request is as large as one Reserve call with the most items that are allowed, each of about 90 bytes. A message is
+parsed in the event loop's thread, and two bytes in it can become a whole item: 64 MiB of them took seconds and 3 GB."""
+
 CALLS_MAX = 8192
 READER_THREADS = 4
 FETCH_BYTES_MIN, FETCH_BYTES_MAX = 16 << 20, 256 << 20
@@ -58,6 +65,11 @@ GRACE_SECONDS = 10.0
 QUIET_SECONDS = 1.0
 """At a stop, leases and reservations whose owners do nothing for so long are not waited for."""
 LAST_CALLS_SECONDS = 2.0
+
+DESCRIPTORS_PER_SESSION = 2
+"""The session's own connection and its calls'."""
+DESCRIPTORS_BESIDE = 1024
+"""Segments, the catalogue, connections without a session, what the libraries need."""
 
 LAST_USE_STEP_SECONDS = 3600.0
 """Last uses are persisted rounded up to this."""
@@ -80,6 +92,7 @@ def main_blocking(
     )
     # Sockets and files are for this user alone; nothing here is ever meant for another.
     os.umask(0o077)
+    allow_descriptors(DESCRIPTORS_PER_SESSION * config.sessions + DESCRIPTORS_BESIDE)
     if not dumpable:
         forbid_dumps()
     serve = run_service(config, ready=ready)
@@ -98,6 +111,7 @@ async def run_service(
     clock = SystemClock() if clock is None else clock
     places = Places(Path(config.dir).absolute())
     places.check()
+    WindowPolicy.check(config.policy)
     if config.metrics:
         split_address(config.metrics)
     segment_bytes = segment_bytes_for(config.disk, config.segment or None)
@@ -106,18 +120,18 @@ async def run_service(
     async with AsyncExitStack() as ends:
         writer_thread = ends.enter_context(ThreadPoolExecutor(1, "kvstore-writer"))
         reader_threads = ends.enter_context(ThreadPoolExecutor(READER_THREADS, "kvstore-reader"))
-        begun = clock.monotonic()
+        time = ServiceTime(clock)
         store, recovery = await loop.run_in_executor(
-            writer_thread, _open, places, config, segment_bytes, clock
+            writer_thread, _open, places, config, segment_bytes, time
         )
         ends.push_async_callback(loop.run_in_executor, writer_thread, store.close)
         # The directory's lock is ours from here on: what another service left behind is stale.
         close_directory_to_others(places.directory)
         remove_stale_sockets(places)
         service = _Service(
-            config, places, store=store, recovery=recovery, clock=clock, segment_bytes=segment_bytes
+            config, places, store=store, recovery=recovery, time=time, segment_bytes=segment_bytes
         )
-        await service.run(writer_thread, reader_threads, stop=stop, ready=ready, begun=begun)
+        await service.run(writer_thread, reader_threads, stop=stop, ready=ready)
 
 
 def _open(
@@ -145,14 +159,14 @@ class _Service:
         *,
         store: RecordLog,
         recovery: Recovery,
-        clock: Clock,
+        time: ServiceTime,
         segment_bytes: int,
     ) -> None:
         self._config = config
         self._places = places
         self._store = store
         self._recovery = recovery
-        self._clock = clock
+        self._time = time
         self._segment_bytes = segment_bytes
         self._health = health.aio.HealthServicer()
 
@@ -163,7 +177,6 @@ class _Service:
         *,
         stop: asyncio.Event,
         ready: Callable[[], None] | None,
-        begun: float,
     ) -> None:
         config = self._config
         engine = self._engine(writer_thread, reader_threads)
@@ -194,7 +207,7 @@ class _Service:
             ends.callback(expiring.cancel)
             engine.ready = True
             await self._set_health(_SERVING)
-            self._tell(engine, report, self._clock.monotonic() - begun)
+            self._tell(engine, report, self._time.uptime())
             if ready is not None:
                 ready()
             await stop.wait()
@@ -214,6 +227,7 @@ class _Service:
     def _engine(self, writer_thread: ThreadPoolExecutor, reader_threads: ThreadPoolExecutor) -> Engine:
         config = self._config
         newest = max((found.last_use for found in self._recovery.records), default=0.0)
+        self._time.start_no_earlier(newest - LAST_USE_STEP_SECONDS)
         core = Core(
             pool=StatePool(config.pool_bytes, config.pool_ttl),
             retention_seconds=config.retention,
@@ -233,7 +247,7 @@ class _Service:
                 config.handoff_bytes, random_bytes=secrets.token_bytes, take_seconds=config.lease
             ),
             reader=Reader(self._store, executor=reader_threads, gate=ReadGate(fetch_bytes)),
-            time=ServiceTime(self._clock, not_before=newest - LAST_USE_STEP_SECONDS),
+            time=self._time,
         )
         writer = Writer(
             self._store,
@@ -263,8 +277,11 @@ class _Service:
     def _server(self, engine: Engine) -> grpc.aio.Server:
         server = grpc.aio.server(
             options=[
-                ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+                ("grpc.max_send_message_length", SENT_BYTES_MAX),
+                (
+                    "grpc.max_receive_message_length",
+                    max(RECEIVED_BYTES_MIN, RECEIVED_BYTES_PER_KEY * self._config.keys),
+                ),
             ],
             maximum_concurrent_rpcs=CALLS_MAX,
         )

@@ -10,8 +10,9 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from kvstore.errors import ALL_ERRORS, KvstoreError
+from kvstore.errors import ALL_ERRORS, InvalidArgument, KvstoreError
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,9 @@ def answering(method: Callable[[S, R, Context], Awaitable[A]]) -> Callable[[S, R
             return await method(servicer, request, context)
         except KvstoreError as error:
             await _abort(context, error)
+        except DecodeError as error:
+            # Of a frame of a stream; gRPC answers for single requests before they come here.
+            await _abort(context, InvalidArgument(f"not a message of this call: {error}", field="frame"))
         except Exception:  # noqa: BLE001 -- the last line of defence: logged whole, and answered with its number
             await _abort_unexpected(context, method.__name__)
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from kvstore.clock import Clock
 
+LAST_SECOND = float(2**32 - 2**27)
+"""In the year 2102. The index counts seconds in 32 bits, and a clock that has lost its sense must not stop a service."""
+
 
 class ServiceTime:
-    """Monotonic seconds for leases, and wall seconds for last uses and expiry.
+    """Monotonic seconds for leases, and wall seconds for last uses and expiry. A Clock, and the only one that the log
+    and the index are given: two clocks of which one jumps would make what is written look older than it is.
 
     Wall time is read once, at the start, and then carried on by the monotonic clock, so that setting the system's
     clock changes nothing while the process lives. It starts no earlier than `not_before`, the newest last use that
@@ -16,7 +20,11 @@ class ServiceTime:
     def __init__(self, clock: Clock, *, not_before: float = 0.0) -> None:
         self._clock = clock
         self._start = clock.monotonic()
-        self._wall_at_start = max(clock.wall(), not_before)
+        self._wall_at_start = _usable(max(clock.wall(), not_before))
+
+    def start_no_earlier(self, wall: float) -> None:
+        """Move the start to `wall` if that is later."""
+        self._wall_at_start = _usable(max(self._wall_at_start, wall))
 
     def monotonic(self) -> float:
         return self._clock.monotonic()
@@ -26,3 +34,7 @@ class ServiceTime:
 
     def uptime(self) -> float:
         return self._clock.monotonic() - self._start
+
+
+def _usable(wall: float) -> float:
+    return min(max(wall, 0.0), LAST_SECOND)

@@ -96,7 +96,9 @@ class Uploads:
         return upload
 
     def start(self, upload: Upload, index: int, length: int, checks: Checks) -> Incoming:
-        """Room for one item's bytes. InvalidArgument for an item that is not to be written like this; LimitExceeded."""
+        """Room for one item's bytes. InvalidArgument for an item that is not to be written like this; LimitExceeded;
+        UnknownReservation once the upload has ended: nothing would give that room back."""
+        self._check_open(upload)
         granted = upload.granted.get(index)
         if granted is None:
             raise InvalidArgument(

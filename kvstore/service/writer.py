@@ -21,6 +21,9 @@ T = TypeVar("T")
 JOBS_MAX = 10_000
 NAMESPACES_PER_APPEND_MAX = 64
 
+KEEP_SECONDS_FIRST, KEEP_SECONDS_MAX = 5.0, 600.0
+"""How long nothing is evicted for a full file system after others took what the last eviction gave, doubling."""
+
 
 class Publisher(Protocol):
     """What makes durable bytes visible. Called in the event loop's thread, commit by commit in queue order."""
@@ -83,6 +86,8 @@ class Writer:
         self._decisions = decisions
         self._batch: Sequence[_Commit] = ()
         self.room = RoomMaker(store, self, segment_bytes=segment_bytes, in_thread=self.in_thread)
+        self._keep_until = 0.0
+        self._keep_seconds = KEEP_SECONDS_FIRST
         self.appends_total = 0
         self.commits_total = 0
         self.failed_commits_total = 0
@@ -141,14 +146,25 @@ class Writer:
             await self.room.make(self._log.largest_append_bytes())
             try:
                 places = await self.in_thread(lambda: self._log.append(records))
-            except NoSpace:
-                # Others have filled the file system, and the budget is not the limit.
-                if not await self.room.give_back_a_segment():
-                    raise
-                places = await self.in_thread(lambda: self._log.append(records))
+            except NoSpace as error:
+                places = await self._append_on_a_full_disk(records, error)
+        self._keep_seconds = KEEP_SECONDS_FIRST
         self.room.space = self._log.space()
         self.appends_total += 1
         return places
+
+    async def _append_on_a_full_disk(self, records: Sequence[Record], error: NoSpace) -> list[Place]:
+        """Others have filled the file system, and the budget is not the limit: let a segment go and try once more. Where
+        they take that room as well they get no more of it for a while, or all that is stored would go that way."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._keep_until or not await self.room.give_back_a_segment():
+            raise error
+        try:
+            return await self.in_thread(lambda: self._log.append(records))
+        except NoSpace:
+            self._keep_until = loop.time() + self._keep_seconds
+            self._keep_seconds = min(2 * self._keep_seconds, KEEP_SECONDS_MAX)
+            raise
 
     # ---- what making room asks ----------------------------------------------------------------------------------
 

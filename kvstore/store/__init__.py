@@ -15,13 +15,26 @@ from kvstore.store.recovery import open_store
 from kvstore.store.space import segment_bytes_for
 
 __all__ = [
-    "Found", "Place", "Record", "RecordKind", "RecordLog", "Recovery", "Space", "open_log",
+    "Found",
+    "Place",
+    "Record",
+    "RecordKind",
+    "RecordLog",
+    "Recovery",
+    "Space",
+    "open_log",
 ]
 
 
 def open_log(
-    directory: str | os.PathLike[str], *, budget_bytes: int, segment_bytes: int | None = None, clock: Clock,
-    device: Device | None = None, catalog: Catalog | None = None, randomness: Randomness = os.urandom,
+    directory: str | os.PathLike[str],
+    *,
+    budget_bytes: int,
+    segment_bytes: int | None = None,
+    clock: Clock,
+    device: Device | None = None,
+    catalog: Catalog | None = None,
+    randomness: Randomness = os.urandom,
 ) -> tuple[RecordLog, Recovery]:
     """Open, or begin, the store in `directory`, and tell what it holds.
 
@@ -37,6 +50,11 @@ def open_log(
         device = PosixDevice(directory)
         catalog = catalog or LmdbCatalog(Path(directory))
     store, recovery = open_store(
-        device, catalog or RamCatalog(), budget_bytes=budget_bytes, segment_bytes=size, clock=clock,
-        randomness=randomness)
+        device,
+        catalog or RamCatalog(),
+        budget_bytes=budget_bytes,
+        segment_bytes=size,
+        clock=clock,
+        randomness=randomness,
+    )
     return SegmentLog(store), recovery

@@ -40,7 +40,9 @@ class Appender:
             with self._table.lock:
                 # They do not count as written, and yet a later start may find them: a CLEAR must outlive them.
                 for item in items:
-                    target.segment.note_written(item.kind, self._table.number_of(item.namespace), item.sequence)
+                    target.segment.note_written(
+                        item.kind, self._table.number_of(item.namespace), item.sequence
+                    )
             self._abandon(target)
             raise
         self._table.count("syncs")
@@ -92,12 +94,18 @@ class Appender:
             segment.close(file_bytes)
         with suppress(DeviceError):  # all of it is durable
             target.close()
-        self._store.write_rows({
-            key_of(b"S", segment.segment_id): segment_row(SegmentRow(segment.identity.salt, file_bytes, SEALED)),
-            key_of(b"F", segment.segment_id): footer,
-        })
+        self._store.write_rows(
+            {
+                key_of(b"S", segment.segment_id): segment_row(
+                    SegmentRow(segment.identity.salt, file_bytes, SEALED)
+                ),
+                key_of(b"F", segment.segment_id): footer,
+            }
+        )
 
-    def _target_for(self, items: Sequence[Pending], *, cleaning: bool, following: Sequence[int]) -> OpenSegment:
+    def _target_for(
+        self, items: Sequence[Pending], *, cleaning: bool, following: Sequence[int]
+    ) -> OpenSegment:
         """The open segment, or a fresh one, with room for all of `items`."""
         if self._open is not None and self._open.has_room(items):
             return self._open
@@ -105,20 +113,32 @@ class Appender:
         namespaces = len({item.namespace for item in items})
         if bytes_for(lengths, namespaces=namespaces) > self._disk.segment_bytes:
             raise InvalidArgument(
-                "the batch does not fit into one segment with its headers; append it in parts", field="records",
+                "the batch does not fit into one segment with its headers; append it in parts",
+                field="records",
                 value=f"{len(items)} with {sum(lengths)} payload bytes",
-                allowed=f"{self._disk.segment_bytes} bytes a segment")
-        exact = min(self._disk.segment_bytes, bytes_for([*lengths, *following], namespaces=namespaces + len(following)))
+                allowed=f"{self._disk.segment_bytes} bytes a segment",
+            )
+        exact = min(
+            self._disk.segment_bytes,
+            bytes_for([*lengths, *following], namespaces=namespaces + len(following)),
+        )
         self._disk.refresh()
-        if self._size_of_next(exact, cleaning=cleaning) is None:
+        size = self._size_of_next(exact, cleaning=cleaning)
+        if size is None:
             raise NoSpace(
                 f"the disk budget of {self._disk.budget_bytes} bytes has no room for another segment of "
                 f"{self._disk.segment_bytes} bytes ({self._table.allocated()} in segments, {self._disk.other_bytes} "
-                "otherwise); discard and reclaim first, or raise the budget")
-        self.seal()
-        size = self._size_of_next(exact, cleaning=cleaning)
-        if size is None:
-            raise NoSpace("the open segment could not be sealed, and its unused space is not free; reclaim first")
+                "otherwise); discard and reclaim first, or raise the budget"
+            )
+        self._disk.promised_bytes = size
+        try:
+            self.seal()
+        finally:
+            self._disk.promised_bytes = 0
+        if not self._disk.still_fits(size, cleaning=cleaning):
+            raise NoSpace(
+                "the open segment could not be sealed, and its unused space is not free; reclaim first"
+            )
         return self._create(size)
 
     def _size_of_next(self, exact: int, *, cleaning: bool) -> int | None:
@@ -130,8 +150,13 @@ class Appender:
 
     def _create(self, size: int) -> OpenSegment:
         header = SegmentHeader(
-            self._store.uuid, self._store.take_segment_id(), self._store.random_salt(), self._store.now_ms(),
-            size, self._store.next_sequence)
+            self._store.uuid,
+            self._store.take_segment_id(),
+            self._store.random_salt(),
+            self._store.now_ms(),
+            size,
+            self._store.next_sequence,
+        )
         self._disk.creating_bytes = header.allocated
         try:
             segment, file = create_segment(self._store.device, header)
@@ -159,8 +184,9 @@ class Appender:
         places = []
         for item, offset in zip(items, offsets, strict=True):
             number = self._table.number_of(item.namespace)
-            place = segment.add(offset=offset, length=item.length, kind=item.kind, namespace=number,
-                                sequence=item.sequence)
+            place = segment.add(
+                offset=offset, length=item.length, kind=item.kind, namespace=number, sequence=item.sequence
+            )
             places.append(place)
             if item.kind == RecordKind.CLEAR:
                 self._enter_clear(item, number, place)
@@ -184,4 +210,3 @@ class Appender:
             # Not for a copy: what it covers is dead already, and newer records are not covered.
             for segment in self._table.segments.values():
                 segment.kill_namespace(number)
-

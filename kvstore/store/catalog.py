@@ -223,8 +223,18 @@ class LmdbCatalog:
     def _open_environment(self) -> None:
         try:
             self._env = lmdb.open(
-                str(self._data), subdir=False, lock=False, mode=0o600, map_size=self._map_bytes(), lib_version=0,
-                sync=True, metasync=True, writemap=False, readahead=False, max_spare_txns=0)
+                str(self._data),
+                subdir=False,
+                lock=False,
+                mode=0o600,
+                map_size=self._map_bytes(),
+                lib_version=0,
+                sync=True,
+                metasync=True,
+                writemap=False,
+                readahead=False,
+                max_spare_txns=0,
+            )
         except lmdb.Error as error:
             code = getattr(error, "code", None)
             if code in (errno.EACCES, errno.EIO, errno.ENOMEM, errno.EPERM, errno.EMFILE, errno.ENFILE):

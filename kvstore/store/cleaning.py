@@ -69,7 +69,12 @@ class Cleaner:
             raise NoSpace(f"copying {need} bytes forward does not fit into the disk budget; reclaim first")
 
     def _copy(
-        self, source: Segment, group: list[int], following: list[int], copies: dict[int, Place], damaged: list[int]
+        self,
+        source: Segment,
+        group: list[int],
+        following: list[int],
+        copies: dict[int, Place],
+        damaged: list[int],
     ) -> None:
         records = self._store.reader.records([source.place(index) for index in group])
         whole = [(index, record) for index, record in zip(group, records, strict=True) if record is not None]
@@ -114,8 +119,19 @@ def uses_rows(store: OpenedStore, segment_id: int) -> dict[bytes, bytes | None]:
 
 def _pending(head: RecordHeader, payload: bytes) -> Pending:
     """The same record once more: a copy keeps its sequence, so that a CLEAR still covers it."""
-    return Pending(head.kind, head.namespace, head.key, head.parent, head.position, head.lineage, head.checks, payload,
-                   head.length, head.sequence, head.created_ms)
+    return Pending(
+        head.kind,
+        head.namespace,
+        head.key,
+        head.parent,
+        head.position,
+        head.lineage,
+        head.checks,
+        payload,
+        head.length,
+        head.sequence,
+        head.created_ms,
+    )
 
 
 def _groups(indexes: list[int], lengths: list[int]) -> Iterator[list[int]]:

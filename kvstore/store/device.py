@@ -67,7 +67,8 @@ class Device(Protocol):
         """Hold the directory until `close`. Raises DirectoryInUse."""
 
     def names(self) -> list[str]:
-        """Everything in the directory, in order. A directory that does not exist is made first."""
+        """Everything in the directory, in order. A directory that does not exist is made first, until it is locked: one
+        that was removed or replaced since then raises DeviceError, so that nothing is kept where nobody looks for it."""
 
     def create(self, name: str) -> DeviceFile:
         """A new empty file. Raises DeviceError when the name exists."""
@@ -206,8 +207,11 @@ class PosixDevice:
         except BlockingIOError as error:
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
-            raise DirectoryInUse(f"another process (pid {holder}) holds the store; stop it or use another directory",
-                                 field="directory", value=self.where) from error
+            raise DirectoryInUse(
+                f"another process (pid {holder}) holds the store; stop it or use another directory",
+                field="directory",
+                value=self.where,
+            ) from error
         except OSError as error:
             os.close(descriptor)
             raise device_error(error, action="lock", path=str(path)) from error
@@ -217,6 +221,7 @@ class PosixDevice:
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def names(self) -> list[str]:
+        self._refuse_another_directory()
         with translated("list", self.where):
             try:
                 return sorted(os.listdir(self._path))  # noqa: PTH208
@@ -224,6 +229,21 @@ class PosixDevice:
                 self._path.mkdir(mode=0o700, parents=True)
                 self._sync_directory(self._path.parent)
                 return []
+
+    def _refuse_another_directory(self) -> None:
+        """DeviceError when the path no longer leads to the directory that is locked."""
+        if self._lock_fd < 0:
+            return
+        try:
+            here = (self._path / LOCK_NAME).stat()
+        except OSError:
+            here = None
+        if here is None or not os.path.samestat(here, os.fstat(self._lock_fd)):
+            raise DeviceError(
+                "the directory was removed, renamed or replaced while it is in use; put it back, or start again",
+                field="directory",
+                value=self.where,
+            )
 
     def create(self, name: str) -> DeviceFile:
         path = str(self._path / name)

@@ -244,11 +244,18 @@ def decode_identity(data: bytes, *, directory: str) -> bytes:
     if len(data) != IDENTITY_BYTES or data[:8] != _IDENTITY_MAGIC or not _sealed_by_crc(data):
         raise StoreDamaged(
             "the identity file is not one of ours or is damaged; nothing was touched: restore it from a copy, "
-            "or move the directory away and start with an empty one", field="directory", value=directory)
+            "or move the directory away and start with an empty one",
+            field="directory",
+            value=directory,
+        )
     _, version, uuid = _IDENTITY.unpack_from(data)
     if version > FORMAT_VERSION:
-        raise FormatTooNew(f"the store in {directory} has a newer disk format than this program reads",
-                           field="format_version", value=version, allowed=f"at most {FORMAT_VERSION}")
+        raise FormatTooNew(
+            f"the store in {directory} has a newer disk format than this program reads",
+            field="format_version",
+            value=version,
+            allowed=f"at most {FORMAT_VERSION}",
+        )
     return bytes(uuid)
 
 
@@ -271,16 +278,45 @@ def decode_segment_header(data: bytes) -> SegmentHeader | Verdict:
 
 
 def encode_record(
-    *, identity: SegmentIdentity, offset: int, batch: int, sequence: int, created_ms: int, kind: int,
-    namespace: NamespaceDigest, key: BlockKey, parent: BlockKey, position: int, lineage: Lineage, checks: Checks,
+    *,
+    identity: SegmentIdentity,
+    offset: int,
+    batch: int,
+    sequence: int,
+    created_ms: int,
+    kind: int,
+    namespace: NamespaceDigest,
+    key: BlockKey,
+    parent: BlockKey,
+    position: int,
+    lineage: Lineage,
+    checks: Checks,
     payload: BytesLike,
 ) -> list[BytesLike]:
     """The parts of a record, in order, `record_span(length)` bytes in all. The payload is not copied."""
     length = memoryview(payload).nbytes
     body = _RECORD.pack(
-        RECORD_MAGIC, FORMAT_VERSION, kind, int(checks.has_xxh3), lineage, length, checks.crc32, checks.xxh3_64,
-        xxhash.xxh3_64_intdigest(payload), crc32c(payload), identity.store_tag, identity.salt, identity.segment_id,
-        offset, batch, sequence, position, created_ms, namespace, key, parent,
+        RECORD_MAGIC,
+        FORMAT_VERSION,
+        kind,
+        int(checks.has_xxh3),
+        lineage,
+        length,
+        checks.crc32,
+        checks.xxh3_64,
+        xxhash.xxh3_64_intdigest(payload),
+        crc32c(payload),
+        identity.store_tag,
+        identity.salt,
+        identity.segment_id,
+        offset,
+        batch,
+        sequence,
+        position,
+        created_ms,
+        namespace,
+        key,
+        parent,
     ).ljust(RECORD_HEADER_BYTES - 4, b"\0")
     gap = payload_gap(length)
     parts: list[BytesLike] = [body + _CRC.pack(crc32c(body))]
@@ -301,8 +337,29 @@ def decode_record_header(data: bytes, *, identity: SegmentIdentity, offset: int)
         return Verdict.CORRUPT if data.strip(b"\0") else Verdict.TORN
     if not _sealed_by_crc(data):
         return Verdict.CORRUPT
-    (_, version, kind, flags, lineage, length, crc32, writer_xxh3, xxh3, crc, tag, salt, segment_id, own_offset,
-     batch, sequence, position, created_ms, namespace, key, parent) = _RECORD.unpack_from(data)
+    (
+        _,
+        version,
+        kind,
+        flags,
+        lineage,
+        length,
+        crc32,
+        writer_xxh3,
+        xxh3,
+        crc,
+        tag,
+        salt,
+        segment_id,
+        own_offset,
+        batch,
+        sequence,
+        position,
+        created_ms,
+        namespace,
+        key,
+        parent,
+    ) = _RECORD.unpack_from(data)
     if version != FORMAT_VERSION or kind not in KINDS or lineage not in (1, 2) or flags > 1:
         return Verdict.CORRUPT
     if (tag, segment_id, own_offset) != (identity.store_tag, identity.segment_id, offset):
@@ -310,11 +367,27 @@ def decode_record_header(data: bytes, *, identity: SegmentIdentity, offset: int)
     if identity.salt and salt != identity.salt:
         return Verdict.CORRUPT
     return RecordHeader(
-        kind, namespace, key, parent, position, Lineage(lineage), Checks(crc32, writer_xxh3, bool(flags)), length,
-        crc, xxh3, salt, own_offset, batch, sequence, created_ms)
+        kind,
+        namespace,
+        key,
+        parent,
+        position,
+        Lineage(lineage),
+        Checks(crc32, writer_xxh3, bool(flags)),
+        length,
+        crc,
+        xxh3,
+        salt,
+        own_offset,
+        batch,
+        sequence,
+        created_ms,
+    )
 
 
-def decode_record(data: bytes, *, identity: SegmentIdentity, offset: int) -> tuple[RecordHeader, bytes] | Verdict:
+def decode_record(
+    data: bytes, *, identity: SegmentIdentity, offset: int
+) -> tuple[RecordHeader, bytes] | Verdict:
     """A whole record at the beginning of `data`. Its payload is bytes that both checksums covered."""
     header = decode_record_header(data, identity=identity, offset=offset)
     if isinstance(header, Verdict):
@@ -329,13 +402,23 @@ def decode_record(data: bytes, *, identity: SegmentIdentity, offset: int) -> tup
 
 
 def encode_footer(
-    identity: SegmentIdentity, *, offset: int, records_end: int, namespaces: Sequence[NamespaceDigest],
+    identity: SegmentIdentity,
+    *,
+    offset: int,
+    records_end: int,
+    namespaces: Sequence[NamespaceDigest],
     entries: Sequence[Entry],
 ) -> bytes:
     """The footer without padding and trailer: what the catalogue keeps a copy of."""
     body = b"".join(namespaces) + b"".join(_ENTRY.pack(*entry) for entry in entries)
     head = _FOOTER.pack(
-        FOOTER_MAGIC, FORMAT_VERSION, *identity_fields(identity), offset, records_end, len(namespaces), len(entries),
+        FOOTER_MAGIC,
+        FORMAT_VERSION,
+        *identity_fields(identity),
+        offset,
+        records_end,
+        len(namespaces),
+        len(entries),
         crc32c(body),
     ).ljust(FOOTER_HEADER_BYTES - 4, b"\0")
     return head + _CRC.pack(crc32c(head)) + body

@@ -45,8 +45,11 @@ def refuse_foreign(names: Sequence[str], *, where: str) -> None:
     ours = any(name.startswith("segment-") or name == LmdbCatalog.DATA_NAME for name in foreign)
     raise StoreDamaged(
         f"the directory holds {foreign[0]!r} but no identity file; nothing was touched: "
-        + ("restore the identity file, or " if ours else "") + "use an empty directory",
-        field="directory", value=where)
+        + ("restore the identity file, or " if ours else "")
+        + "use an empty directory",
+        field="directory",
+        value=where,
+    )
 
 
 def create_identity(device: Device, randomness: Randomness) -> bytes:

@@ -20,21 +20,37 @@ def refuse_impossible(records: Sequence[Record], *, payload_bytes_max: int) -> N
     total = 0
     for record in records:
         if record.kind not in set(RecordKind):
-            raise InvalidArgument("no such kind of record", field="kind", value=record.kind,
-                                  allowed=", ".join(kind.name for kind in RecordKind))
+            raise InvalidArgument(
+                "no such kind of record",
+                field="kind",
+                value=record.kind,
+                allowed=", ".join(kind.name for kind in RecordKind),
+            )
         for field in ("namespace", "key", "parent"):
             value = getattr(record, field)
             if len(value) != KEY_BYTES:
-                raise InvalidArgument("digests are compared whole", field=field, value=bytes(value),
-                                      allowed=f"{KEY_BYTES} bytes")
+                raise InvalidArgument(
+                    "digests are compared whole",
+                    field=field,
+                    value=bytes(value),
+                    allowed=f"{KEY_BYTES} bytes",
+                )
         if not 0 <= record.position <= _U64_MAX:
-            raise InvalidArgument("a position is a token count", field="position", value=record.position,
-                                  allowed=f"0 to {_U64_MAX}")
+            raise InvalidArgument(
+                "a position is a token count",
+                field="position",
+                value=record.position,
+                allowed=f"0 to {_U64_MAX}",
+            )
         total += memoryview(record.payload).nbytes
     limit = min(payload_bytes_max, PAYLOAD_BYTES_MAX)
     if total > limit:
-        raise InvalidArgument("one append holds no more payload; append it in parts, or use larger segments",
-                              field="payload_bytes", value=total, allowed=f"at most {limit}")
+        raise InvalidArgument(
+            "one append holds no more payload; append it in parts, or use larger segments",
+            field="payload_bytes",
+            value=total,
+            allowed=f"at most {limit}",
+        )
 
 
 def pending_records(
@@ -43,8 +59,19 @@ def pending_records(
     """The records with consecutive sequences. Raises InvalidArgument."""
     refuse_impossible(records, payload_bytes_max=payload_bytes_max)
     return [
-        Pending(int(record.kind), record.namespace, record.key, record.parent, record.position, record.lineage,
-                record.checks, record.payload, memoryview(record.payload).nbytes, first_sequence + index, created_ms)
+        Pending(
+            int(record.kind),
+            record.namespace,
+            record.key,
+            record.parent,
+            record.position,
+            record.lineage,
+            record.checks,
+            record.payload,
+            memoryview(record.payload).nbytes,
+            first_sequence + index,
+            created_ms,
+        )
         for index, record in enumerate(records)
     ]
 
@@ -53,12 +80,26 @@ def pending_policy(namespace: NamespaceDigest, policy: str, *, sequence: int, cr
     """A policy as a record. Raises InvalidArgument."""
     text = policy.encode()
     if len(namespace) != KEY_BYTES:
-        raise InvalidArgument("digests are compared whole", field="namespace", value=namespace,
-                              allowed=f"{KEY_BYTES} bytes")
+        raise InvalidArgument(
+            "digests are compared whole", field="namespace", value=namespace, allowed=f"{KEY_BYTES} bytes"
+        )
     if len(text) > POLICY_BYTES_MAX:
-        raise InvalidArgument("the policy's text is too long", field="policy", value=policy,
-                              allowed=f"at most {POLICY_BYTES_MAX} bytes of UTF-8")
-    return Pending(POLICY_KIND, namespace, BlockKey(namespace), _NO_KEY, 0, Lineage.EXACT, Checks(0), text, len(text),
-                   sequence, created_ms)
-
-
+        raise InvalidArgument(
+            "the policy's text is too long",
+            field="policy",
+            value=policy,
+            allowed=f"at most {POLICY_BYTES_MAX} bytes of UTF-8",
+        )
+    return Pending(
+        POLICY_KIND,
+        namespace,
+        BlockKey(namespace),
+        _NO_KEY,
+        0,
+        Lineage.EXACT,
+        Checks(0),
+        text,
+        len(text),
+        sequence,
+        created_ms,
+    )

@@ -57,7 +57,9 @@ class _Context(NamedTuple):
     footer_row: bytes
 
 
-def load_segment(device: Device, segment_id: int, *, uuid: bytes, rows: dict[bytes, bytes]) -> LoadedSegment | None:
+def load_segment(
+    device: Device, segment_id: int, *, uuid: bytes, rows: dict[bytes, bytes]
+) -> LoadedSegment | None:
     """Read what the file of `segment_id` holds; None for a file of another store, which is left alone.
 
     A torn tail is cut off. A file that is not the segment its name says yields no records: its space comes back with
@@ -113,19 +115,33 @@ def _load(at: _Context) -> LoadedSegment:
         at.file.truncate(size)
     missing = int(at.row is not None)
     return LoadedSegment(
-        identity, size, _footer_from(records, min(scan.end, size)), unused=not records and not lost and not missing,
-        first_sequence=first, torn_bytes=scan.torn_bytes, damaged_records=scan.damaged_records + max(lost, missing))
+        identity,
+        size,
+        _footer_from(records, min(scan.end, size)),
+        unused=not records and not lost and not missing,
+        first_sequence=first,
+        torn_bytes=scan.torn_bytes,
+        damaged_records=scan.damaged_records + max(lost, missing),
+    )
 
 
-def _within(at: _Context, footer: Footer, *, known: bool, first_sequence: int, damaged_records: int) -> LoadedSegment:
+def _within(
+    at: _Context, footer: Footer, *, known: bool, first_sequence: int, damaged_records: int
+) -> LoadedSegment:
     """A footer's segment, without entries that point outside of the file."""
     entries = footer.entries
     if footer.records_end > at.size:
         entries = [entry for entry in entries if entry.offset + entry.length <= at.size]
         damaged_records += len(footer.entries) - len(entries)
         footer = Footer(footer.namespaces, entries, at.size)
-    return LoadedSegment(at.identity, at.size, footer, known=known, first_sequence=first_sequence,
-                         damaged_records=damaged_records)
+    return LoadedSegment(
+        at.identity,
+        at.size,
+        footer,
+        known=known,
+        first_sequence=first_sequence,
+        damaged_records=damaged_records,
+    )
 
 
 def _salt_without_header(file: DeviceFile, size: int, row: SegmentRow | None) -> int:
@@ -158,8 +174,20 @@ def _footer_from(records: list[RecordHeader], end: int) -> Footer:
     for record in records:
         number = numbers.setdefault(record.namespace, len(numbers))
         flags = int(record.checks.has_xxh3) | (2 if record.lineage is Lineage.BOUNDED else 0)
-        entries.append(Entry(
-            record.key, record.parent, record.sequence, record.checks.xxh3_64, record.created_ms, record.position,
-            record.checks.crc32, record.offset + payload_gap(record.length), record.length, number, record.kind,
-            flags))
+        entries.append(
+            Entry(
+                record.key,
+                record.parent,
+                record.sequence,
+                record.checks.xxh3_64,
+                record.created_ms,
+                record.position,
+                record.checks.crc32,
+                record.offset + payload_gap(record.length),
+                record.length,
+                number,
+                record.kind,
+                flags,
+            )
+        )
     return Footer(list(numbers), entries, end)

@@ -44,8 +44,11 @@ class SegmentLog:
         with self._turn:
             self._refuse_closed()
             items = pending_records(
-                records, first_sequence=self._store.next_sequence, created_ms=self._store.now_ms(),
-                payload_bytes_max=self.largest_append_bytes())
+                records,
+                first_sequence=self._store.next_sequence,
+                created_ms=self._store.now_ms(),
+                payload_bytes_max=self.largest_append_bytes(),
+            )
             if not items:
                 return []
             self._store.take_sequences(len(items))
@@ -63,7 +66,8 @@ class SegmentLog:
             if known is not None and known[1] == policy:
                 return
             item = pending_policy(
-                namespace, policy, sequence=self._store.take_sequences(1), created_ms=self._store.now_ms())
+                namespace, policy, sequence=self._store.take_sequences(1), created_ms=self._store.now_ms()
+            )
             self._appender.append([item])
             self._store.write_rows({b"P" + namespace: policy_row(item.sequence, policy)})
 
@@ -97,8 +101,11 @@ class SegmentLog:
 
     def cheapest_segment(self) -> tuple[int, int] | None:
         with self._table.lock:
-            costs = [(segment.live, segment.segment_id) for segment in self._table.segments.values()
-                     if segment.state is State.CLOSED and segment.has_live()]
+            costs = [
+                (segment.live, segment.segment_id)
+                for segment in self._table.segments.values()
+                if segment.state is State.CLOSED and segment.has_live()
+            ]
         if not costs:
             return None
         live, segment_id = min(costs)
@@ -111,8 +118,12 @@ class SegmentLog:
                 self._drop_spent_clears()
                 source = self._table.segments.get(segment_id)
             if source is None or source.state is not State.CLOSED:
-                raise InvalidArgument("only a sealed segment can be cleaned", field="segment_id", value=segment_id,
-                                      allowed="what cheapest_segment names")
+                raise InvalidArgument(
+                    "only a sealed segment can be cleaned",
+                    field="segment_id",
+                    value=segment_id,
+                    allowed="what cheapest_segment names",
+                )
             moved = self._cleaner.clean(source)
             # A failed removal is counted and goes on with the next reclaim; the caller must learn where its records are.
             with suppress(DeviceError, NoSpace):
@@ -141,11 +152,15 @@ class SegmentLog:
             segments = self._table.segments.values()
             creating = self._disk.creating_bytes
             return Space(
-                budget=self._disk.budget_bytes, live=sum(segment.live for segment in segments),
-                dead=sum(segment.dead for segment in segments), padded=sum(segment.padded for segment in segments),
+                budget=self._disk.budget_bytes,
+                live=sum(segment.live for segment in segments),
+                dead=sum(segment.dead for segment in segments),
+                padded=sum(segment.padded for segment in segments),
                 reserved=sum(segment.reserved for segment in segments) + creating,
                 allocated=sum(segment.allocated for segment in segments) + creating,
-                other=self._disk.other_bytes, segments=len(segments))
+                other=self._disk.other_bytes,
+                segments=len(segments),
+            )
 
     def counters(self) -> Mapping[str, int]:
         return self._table.counts()
@@ -210,7 +225,9 @@ class SegmentLog:
             number = self._table.number_of(namespace)
             covers = any(
                 segment.lowest.get(number, sequence) < sequence
-                for segment_id, segment in self._table.segments.items() if segment_id != place.segment_id)
+                for segment_id, segment in self._table.segments.items()
+                if segment_id != place.segment_id
+            )
             if not covers:
                 self._table.kill(place)
                 del self._store.clears[namespace]

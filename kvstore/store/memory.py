@@ -89,9 +89,21 @@ def open_memory(
     for place, kept in sorted(newest.values(), key=lambda item: item[1].sequence):
         kept.live = True
         record = kept.record
-        found.append(Found(
-            record.kind, record.namespace, record.key, record.parent, record.position, record.lineage, record.checks,
-            place, kept.sequence, kept.last_use, kept.intact if record.kind is RecordKind.NAMESPACE else b""))
+        found.append(
+            Found(
+                record.kind,
+                record.namespace,
+                record.key,
+                record.parent,
+                record.position,
+                record.lineage,
+                record.checks,
+                place,
+                kept.sequence,
+                kept.last_use,
+                kept.intact if record.kind is RecordKind.NAMESPACE else b"",
+            )
+        )
     log = MemoryLog(disk, budget_bytes=budget_bytes, segment_bytes=size, clock=clock)
     return log, Recovery(found, dict(disk.policies), fresh, False, 0, 0)
 
@@ -166,18 +178,29 @@ class MemoryLog:
         with self._lock:
             self._refuse_closed()
             open_segment = self._open_segment()
-            if open_segment is not None and open_segment.kept and not _lives(open_segment) \
-                    and not self._creatable(spare=self._segment_bytes):
+            if (
+                open_segment is not None
+                and open_segment.kept
+                and not _lives(open_segment)
+                and not self._creatable(spare=self._segment_bytes)
+            ):
                 self._seal()
-            gone = [number for number, segment in self._disk.segments.items() if segment.sealed and not _lives(segment)]
+            gone = [
+                number
+                for number, segment in self._disk.segments.items()
+                if segment.sealed and not _lives(segment)
+            ]
             freed = sum(self._disk.segments.pop(number).allocated() for number in gone)
             self._counts["reclaimed_segments"] += len(gone)
             return freed
 
     def cheapest_segment(self) -> tuple[int, int] | None:
         with self._lock:
-            costs = [(segment.live(), number) for number, segment in self._disk.segments.items()
-                     if segment.sealed and _lives(segment)]
+            costs = [
+                (segment.live(), number)
+                for number, segment in self._disk.segments.items()
+                if segment.sealed and _lives(segment)
+            ]
             return None if not costs else (min(costs)[1], min(costs)[0])
 
     def clean(self, segment_id: int) -> dict[Place, Place]:
@@ -185,8 +208,12 @@ class MemoryLog:
             self._refuse_closed()
             source = self._disk.segments.get(segment_id)
             if source is None or not source.sealed:
-                raise InvalidArgument("only a sealed segment can be cleaned", field="segment_id", value=segment_id,
-                                      allowed="what cheapest_segment names")
+                raise InvalidArgument(
+                    "only a sealed segment can be cleaned",
+                    field="segment_id",
+                    value=segment_id,
+                    allowed="what cheapest_segment names",
+                )
             living = [(offset, kept) for offset, kept in source.kept.items() if kept.live]
             whole = [(offset, kept) for offset, kept in living if kept.payload == kept.intact]
             copies = [
@@ -224,8 +251,16 @@ class MemoryLog:
             used = sum(segment.used() for segment in segments)
             payload = sum(len(kept.intact) for segment in segments for kept in segment.kept.values())
             allocated = sum(segment.allocated() for segment in segments)
-            return Space(self._budget, live, payload - live, used - payload, allocated - used, allocated, 0,
-                         len(self._disk.segments))
+            return Space(
+                self._budget,
+                live,
+                payload - live,
+                used - payload,
+                allocated - used,
+                allocated,
+                0,
+                len(self._disk.segments),
+            )
 
     def counters(self) -> Mapping[str, int]:
         with self._lock:
@@ -256,7 +291,9 @@ class MemoryLog:
         segment = self._open_segment()
         if segment is None or segment.used() + need > segment.capacity:
             if not self._creatable(spare=spare):
-                raise NoSpace(f"the budget of {self._budget} bytes has no room for another segment; reclaim first")
+                raise NoSpace(
+                    f"the budget of {self._budget} bytes has no room for another segment; reclaim first"
+                )
             self._seal()
             self._open = self._disk.next_segment_id
             self._disk.next_segment_id += 1

@@ -46,11 +46,21 @@ class _Newest:
     used_hour: int
 
     def older_than(self, sequence: int, place: Place) -> bool:
-        return (self.sequence, self.place.segment_id, self.place.offset) < (sequence, place.segment_id, place.offset)
+        return (self.sequence, self.place.segment_id, self.place.offset) < (
+            sequence,
+            place.segment_id,
+            place.offset,
+        )
 
 
 def open_store(
-    device: Device, catalog: Catalog, *, budget_bytes: int, segment_bytes: int, clock: Clock, randomness: Randomness
+    device: Device,
+    catalog: Catalog,
+    *,
+    budget_bytes: int,
+    segment_bytes: int,
+    clock: Clock,
+    randomness: Randomness,
 ) -> tuple[OpenedStore, Recovery]:
     """Lock the directory and find everything durable in it. Raises the errors of `open_log`; then nothing is held."""
     read_identity(device)
@@ -61,14 +71,23 @@ def open_store(
         uuid = found_uuid if found_uuid is not None else create_identity(device, randomness)
         for name in device.names():
             if name.endswith(TEMPORARY_SUFFIX) and (
-                name == IDENTITY_NAME + TEMPORARY_SUFFIX or segment_id_of(name.removesuffix(TEMPORARY_SUFFIX)) is not None
+                name == IDENTITY_NAME + TEMPORARY_SUFFIX
+                or segment_id_of(name.removesuffix(TEMPORARY_SUFFIX)) is not None
             ):
                 device.unlink(name)
         table = SegmentTable()
         files = OpenFiles(device)
         store = OpenedStore(
-            device, catalog, clock, randomness, uuid, table, files, Reader(table, files, store_tag(uuid)),
-            DiskBudget(device, table, budget_bytes, segment_bytes))
+            device,
+            catalog,
+            clock,
+            randomness,
+            uuid,
+            table,
+            files,
+            Reader(table, files, store_tag(uuid)),
+            DiskBudget(device, table, budget_bytes, segment_bytes),
+        )
         return store, _recover(store, fresh=found_uuid is None)
     except BaseException:
         catalog.close()
@@ -92,9 +111,13 @@ def _recover(store: OpenedStore, *, fresh: bool) -> Recovery:
     ids = {segment.identity.segment_id for segment in loaded}
     _write_rows(store, loaded, {**stale, **_rows_without_file(rows, ids)})
     return Recovery(
-        records=records, policies=policies, fresh=fresh, rebuilt=not fresh and not intact,
+        records=records,
+        policies=policies,
+        fresh=fresh,
+        rebuilt=not fresh and not intact,
         torn_bytes=sum(segment.torn_bytes for segment in loaded),
-        damaged_records=sum(segment.damaged_records for segment in loaded) + unreadable)
+        damaged_records=sum(segment.damaged_records for segment in loaded) + unreadable,
+    )
 
 
 def _load_all(store: OpenedStore, rows: dict[bytes, bytes]) -> list[LoadedSegment]:
@@ -134,8 +157,13 @@ def _merge(
         numbers = [store.table.number_of(namespace) for namespace in namespaces]
         for index, entry in enumerate(found.footer.entries):
             namespace, number = namespaces[entry.namespace], numbers[entry.namespace]
-            place = segment.add(offset=entry.offset, length=entry.length, kind=entry.kind, namespace=number,
-                                sequence=entry.sequence)
+            place = segment.add(
+                offset=entry.offset,
+                length=entry.length,
+                kind=entry.kind,
+                namespace=number,
+                sequence=entry.sequence,
+            )
             used_hour = uses.get(entry.offset, 0)
             if used_hour:
                 segment.note_use(index, used_hour)
@@ -179,8 +207,13 @@ def _tell(
             sequence, policy = decode_policy_row(data)
             store.policies[NamespaceDigest(key[1:])] = (sequence, policy, None)
     carried = [item for item in newest if item.entry.kind in (RecordKind.NAMESPACE, POLICY_KIND)]
-    payloads = dict(zip((item.place for item in carried), store.reader.records([item.place for item in carried]),
-                        strict=True))
+    payloads = dict(
+        zip(
+            (item.place for item in carried),
+            store.reader.records([item.place for item in carried]),
+            strict=True,
+        )
+    )
     records = []
     unreadable = 0
     for item in newest:
@@ -207,13 +240,26 @@ def _found(item: _Newest, payload: bytes, now: float) -> Found:
     # A use is kept by the hour, rounded up: a record may stay an hour too long and never goes an hour too soon.
     used = min(float(item.used_hour * _HOUR), now)
     return Found(
-        kind=_KINDS[entry.kind], namespace=item.namespace, key=BlockKey(entry.key), parent=BlockKey(entry.parent),
-        position=entry.position, lineage=entry.lineage, checks=entry.checks, place=item.place,
-        sequence=item.sequence, last_use=max(entry.created_ms / 1000, used), payload=payload)
+        kind=_KINDS[entry.kind],
+        namespace=item.namespace,
+        key=BlockKey(entry.key),
+        parent=BlockKey(entry.parent),
+        position=entry.position,
+        lineage=entry.lineage,
+        checks=entry.checks,
+        place=item.place,
+        sequence=item.sequence,
+        last_use=max(entry.created_ms / 1000, used),
+        payload=payload,
+    )
 
 
 def _rows_without_file(rows: dict[bytes, bytes], ids: set[int]) -> dict[bytes, bytes | None]:
-    return {key: None for key in rows if key[:1] in (b"S", b"F", b"U") and int.from_bytes(key[1:], "big") not in ids}
+    return {
+        key: None
+        for key in rows
+        if key[:1] in (b"S", b"F", b"U") and int.from_bytes(key[1:], "big") not in ids
+    }
 
 
 def _write_rows(store: OpenedStore, loaded: list[LoadedSegment], first: dict[bytes, bytes | None]) -> None:
@@ -235,9 +281,12 @@ def _grouped(
         segment_id, salt = segment.identity.segment_id, segment.identity.salt
         changes[key_of(b"S", segment_id)] = segment_row(SegmentRow(salt, segment.file_bytes, SEALED))
         changes[key_of(b"F", segment_id)] = encode_footer(
-            segment.identity, offset=align(segment.footer.records_end, PAGE),
-            records_end=segment.footer.records_end, namespaces=segment.footer.namespaces,
-            entries=segment.footer.entries)
+            segment.identity,
+            offset=align(segment.footer.records_end, PAGE),
+            records_end=segment.footer.records_end,
+            namespaces=segment.footer.namespaces,
+            entries=segment.footer.entries,
+        )
         if sum(len(value or b"") for value in changes.values()) > _ROWS_PER_WRITE_BYTES:
             yield changes
             changes = {}

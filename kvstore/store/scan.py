@@ -96,8 +96,9 @@ def scan_segment(file: DeviceFile, identity: SegmentIdentity, size: int) -> Scan
         header = decode_record_header(window.get(at, SECTOR), identity=identity, offset=at)
         if isinstance(header, RecordHeader):
             span = record_span(header.length)
-            record = decode_record(window.get(at, payload_gap(header.length) + header.length), identity=identity,
-                                   offset=at)
+            record = decode_record(
+                window.get(at, payload_gap(header.length) + header.length), identity=identity, offset=at
+            )
             if not isinstance(record, Verdict):
                 begin = _behind_padding(window, end)
                 if at > begin:

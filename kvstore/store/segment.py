@@ -81,8 +81,23 @@ class Segment:
     """One segment. live + dead + padded + reserved == allocated at every step."""
 
     __slots__ = (
-        "_hours", "_kinds", "_lengths", "_live", "_namespaces", "_offsets", "allocated", "dead", "end", "identity",
-        "live", "lowest", "name", "padded", "readers", "reserved", "state",
+        "_hours",
+        "_kinds",
+        "_lengths",
+        "_live",
+        "_namespaces",
+        "_offsets",
+        "allocated",
+        "dead",
+        "end",
+        "identity",
+        "live",
+        "lowest",
+        "name",
+        "padded",
+        "readers",
+        "reserved",
+        "state",
     )
 
     def __init__(self, identity: SegmentIdentity, *, allocated: int, state: State) -> None:
@@ -150,7 +165,11 @@ class Segment:
     def find(self, place: Place) -> int | None:
         """The number of the record at a place, if there is one."""
         index = bisect_left(self._offsets, place.offset)
-        if index < len(self._offsets) and self._offsets[index] == place.offset and self._lengths[index] == place.length:
+        if (
+            index < len(self._offsets)
+            and self._offsets[index] == place.offset
+            and self._lengths[index] == place.length
+        ):
             return index
         return None
 

@@ -35,13 +35,19 @@ def segment_bytes_for(budget_bytes: int, segment_bytes: int | None) -> int:
         sixteenth = budget_bytes // 16 // SEGMENT_BYTES_MIN * SEGMENT_BYTES_MIN
         segment_bytes = max(SEGMENT_BYTES_MIN, min(SEGMENT_BYTES_DEFAULT_MAX, sixteenth))
     if not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX or segment_bytes % PAGE:
-        raise ConfigError("the segment size is out of range", field="segment_bytes", value=segment_bytes,
-                          allowed=f"multiples of {PAGE} from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}")
+        raise ConfigError(
+            "the segment size is out of range",
+            field="segment_bytes",
+            value=segment_bytes,
+            allowed=f"multiples of {PAGE} from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}",
+        )
     if budget_bytes < SEGMENTS_MIN * segment_bytes:
         raise ConfigError(
             f"a disk budget of {budget_bytes} bytes holds fewer than {SEGMENTS_MIN} segments of {segment_bytes} bytes",
-            field="budget_bytes", value=budget_bytes, allowed=f"at least {SEGMENTS_MIN * segment_bytes}, or a smaller "
-            "segment_bytes")
+            field="budget_bytes",
+            value=budget_bytes,
+            allowed=f"at least {SEGMENTS_MIN * segment_bytes}, or a smaller segment_bytes",
+        )
     return segment_bytes
 
 
@@ -71,6 +77,8 @@ class DiskBudget:
     other_bytes: int = 0
     creating_bytes: int = 0
     """Of a segment that is being created and not in the table yet."""
+    promised_bytes: int = 0
+    """Of a segment that is about to be created: the catalogue does not grow into them."""
     _catalog_bytes: int = field(default=0)
 
     def refresh(self) -> None:
@@ -88,9 +96,18 @@ class DiskBudget:
         """What new segments may take now, if `given_back` bytes are given back first. One segment's worth stays free
         unless the new one is for cleaning: copying forward must always be able to begin."""
         reserve = catalog_growth_bytes(self.segment_bytes) + (0 if cleaning else self.segment_bytes)
-        return self.budget_bytes - self.table.allocated() + given_back - self.other_bytes - reserve
+        return self._unused() + given_back - reserve
+
+    def still_fits(self, size: int, *, cleaning: bool) -> bool:
+        """Whether a segment that there was room for may still be created, now that the catalogue has grown into what
+        was kept for its growth."""
+        return self._unused() - (0 if cleaning else self.segment_bytes) >= size
+
+    def _unused(self) -> int:
+        return self.budget_bytes - self.table.allocated() - self.other_bytes
 
     def catalog_bytes_max(self) -> int:
         """How large the catalogue's file may be. It does not grow into the room kept for copying."""
+        taken = self.table.allocated() + self.creating_bytes + self.promised_bytes
         rest = self.other_bytes - self._catalog_bytes
-        return self.budget_bytes - self.table.allocated() - self.creating_bytes - rest - self.segment_bytes
+        return self.budget_bytes - taken - rest - self.segment_bytes

@@ -12,8 +12,15 @@ from kvstore.store.segment import Segment, State
 from kvstore.types import NamespaceDigest
 
 COUNTERS = (
-    "appended_records", "appended_bytes", "syncs", "read_records", "damaged_records", "device_errors",
-    "reclaimed_segments", "cleaned_bytes", "catalog_errors",
+    "appended_records",
+    "appended_bytes",
+    "syncs",
+    "read_records",
+    "damaged_records",
+    "device_errors",
+    "reclaimed_segments",
+    "cleaned_bytes",
+    "catalog_errors",
 )
 
 

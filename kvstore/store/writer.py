@@ -86,8 +86,11 @@ class OpenSegment:
         """Whether a batch of these still leaves room for the footer."""
         names = len(self._numbers.keys() | {item.namespace for item in items})
         return not self.failed and fits(
-            plan_batch(self.end, [item.length for item in items]), capacity=self.segment.allocated,
-            namespaces=names, records=len(self._entries) + len(items))
+            plan_batch(self.end, [item.length for item in items]),
+            capacity=self.segment.allocated,
+            namespaces=names,
+            records=len(self._entries) + len(items),
+        )
 
     def append(self, items: Sequence[Pending]) -> list[int]:
         """Write a batch and make it durable; the payloads' offsets. Raises DeviceError or NoSpace, after which the
@@ -99,11 +102,23 @@ class OpenSegment:
         for item, offset in zip(items, layout.offsets, strict=True):
             if offset > at:
                 parts.append(zeros(offset - at))
-            parts.extend(encode_record(
-                identity=self.segment.identity, offset=offset, batch=begin, sequence=item.sequence,
-                created_ms=item.created_ms, kind=item.kind, namespace=item.namespace, key=item.key,
-                parent=item.parent, position=item.position, lineage=item.lineage, checks=item.checks,
-                payload=item.payload))
+            parts.extend(
+                encode_record(
+                    identity=self.segment.identity,
+                    offset=offset,
+                    batch=begin,
+                    sequence=item.sequence,
+                    created_ms=item.created_ms,
+                    kind=item.kind,
+                    namespace=item.namespace,
+                    key=item.key,
+                    parent=item.parent,
+                    position=item.position,
+                    lineage=item.lineage,
+                    checks=item.checks,
+                    payload=item.payload,
+                )
+            )
             at = offset + record_span(item.length)
         try:
             written = write_all(self._file, begin, parts)
@@ -114,7 +129,9 @@ class OpenSegment:
             self.failed = True
             raise
         self.end = layout.end
-        offsets = [offset + payload_gap(item.length) for item, offset in zip(items, layout.offsets, strict=True)]
+        offsets = [
+            offset + payload_gap(item.length) for item, offset in zip(items, layout.offsets, strict=True)
+        ]
         self._entries.extend(map(self._entry, items, offsets))
         return offsets
 
@@ -123,8 +140,12 @@ class OpenSegment:
         assert not self.failed
         offset = align(self.end, PAGE)
         footer = encode_footer(
-            self.segment.identity, offset=offset, records_end=self.end, namespaces=list(self._numbers),
-            entries=self._entries)
+            self.segment.identity,
+            offset=offset,
+            records_end=self.end,
+            namespaces=list(self._numbers),
+            entries=self._entries,
+        )
         whole = finish_footer(footer, offset=offset, salt=self.segment.identity.salt)
         try:
             write_all(self._file, offset, [whole])
@@ -138,7 +159,11 @@ class OpenSegment:
         """What sealing it now would give back."""
         if self.failed:
             return 0
-        return self.segment.allocated - align(self.end, PAGE) - footer_bytes(len(self._numbers), len(self._entries))
+        return (
+            self.segment.allocated
+            - align(self.end, PAGE)
+            - footer_bytes(len(self._numbers), len(self._entries))
+        )
 
     def close(self) -> None:
         self._file.close()
@@ -147,5 +172,16 @@ class OpenSegment:
         number = self._numbers.setdefault(item.namespace, len(self._numbers))
         flags = int(item.checks.has_xxh3) | (2 if item.lineage is Lineage.BOUNDED else 0)
         return Entry(
-            item.key, item.parent, item.sequence, item.checks.xxh3_64, item.created_ms, item.position,
-            item.checks.crc32, offset, item.length, number, item.kind, flags)
+            item.key,
+            item.parent,
+            item.sequence,
+            item.checks.xxh3_64,
+            item.created_ms,
+            item.position,
+            item.checks.crc32,
+            offset,
+            item.length,
+            number,
+            item.kind,
+            flags,
+        )

@@ -127,7 +127,9 @@ class SimDevice:
     def lock(self) -> None:
         self.step()
         if self._locked:
-            raise DirectoryInUse("another process (pid 1) holds the store", field="directory", value=self.where)
+            raise DirectoryInUse(
+                "another process (pid 1) holds the store", field="directory", value=self.where
+            )
         self._locked = True
 
     def names(self) -> list[str]:

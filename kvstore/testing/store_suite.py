@@ -24,7 +24,9 @@ class StoreBench(Protocol):
 
     clock: ManualClock
 
-    def open(self, *, budget_bytes: int = 8 * MIB, segment_bytes: int | None = None) -> tuple[RecordLog, Recovery]: ...
+    def open(
+        self, *, budget_bytes: int = 8 * MIB, segment_bytes: int | None = None
+    ) -> tuple[RecordLog, Recovery]: ...
 
     def holds(self, payload: bytes) -> bool:
         """Whether the bytes are at rest somewhere, found without the log."""
@@ -38,8 +40,14 @@ def digest(name: str) -> bytes:
 
 
 def make_record(
-    name: str, payload: BytesLike, *, kind: RecordKind = RecordKind.BLOCK, namespace: str = "namespace",
-    lineage: Lineage = Lineage.EXACT, position: int = 128, with_xxh3: bool = True,
+    name: str,
+    payload: BytesLike,
+    *,
+    kind: RecordKind = RecordKind.BLOCK,
+    namespace: str = "namespace",
+    lineage: Lineage = Lineage.EXACT,
+    position: int = 128,
+    with_xxh3: bool = True,
 ) -> Record:
     """A record whose key is made from `name`."""
     checks = Checks(zlib.crc32(payload), xxhash.xxh3_64_intdigest(payload) if with_xxh3 else 0, with_xxh3)
@@ -48,11 +56,17 @@ def make_record(
     return Record(kind, space, key, BlockKey(digest(name + "'s parent")), position, lineage, payload, checks)
 
 
-def make_records(first: int, count: int, *, size: int = 3328, seed: int = 1, namespace: str = "namespace") -> list[Record]:
+def make_records(
+    first: int, count: int, *, size: int = 3328, seed: int = 1, namespace: str = "namespace"
+) -> list[Record]:
     """Records `first` and following, with bytes that depend on the seed and their number only."""
     return [
-        make_record(f"{namespace} {number}", random.Random(f"{seed} {number}").randbytes(size), namespace=namespace,
-                    position=128 * (number + 1))
+        make_record(
+            f"{namespace} {number}",
+            random.Random(f"{seed} {number}").randbytes(size),
+            namespace=namespace,
+            position=128 * (number + 1),
+        )
         for number in range(first, first + count)
     ]
 
@@ -61,7 +75,9 @@ def read_back(log: RecordLog, records: Sequence[Record], places: Sequence[Place]
     return log.read([(place, record.key, record.kind) for record, place in zip(records, places, strict=True)])
 
 
-def fill(log: RecordLog, *, batch: int = 32, size: int = 3328, namespace: str = "namespace") -> dict[Place, Record]:
+def fill(
+    log: RecordLog, *, batch: int = 32, size: int = 3328, namespace: str = "namespace"
+) -> dict[Place, Record]:
     """Append until there is no room: what was written where."""
     written: dict[Place, Record] = {}
     while log.room_bytes() >= batch * size:
@@ -75,10 +91,12 @@ class StoreSuite:
 
     @pytest.fixture
     def bench(self) -> StoreBench:
-        raise NotImplementedError("override the fixture with the store under test")
+        pytest.fail("override the fixture with the store under test")
 
     @pytest.mark.parametrize("size", [0, 1, 511, 3328, 4096, 65_535, 65_536, 449_824])
-    def test_a_payload_of_any_size_comes_back_and_lies_at_rest_as_it_was(self, bench: StoreBench, size: int) -> None:
+    def test_a_payload_of_any_size_comes_back_and_lies_at_rest_as_it_was(
+        self, bench: StoreBench, size: int
+    ) -> None:
         log, _ = bench.open()
         payload = random.Random(size).randbytes(size)
         records = [make_record("one", payload), make_record("two", b"two")]
@@ -91,14 +109,23 @@ class StoreSuite:
     def test_any_buffer_can_be_appended(self, bench: StoreBench) -> None:
         log, _ = bench.open()
         data = bytes(range(256)) * 13
-        records = [make_record("a", data), make_record("b", bytearray(data)), make_record("c", memoryview(data)[7:])]
+        records = [
+            make_record("a", data),
+            make_record("b", bytearray(data)),
+            make_record("c", memoryview(data)[7:]),
+        ]
         assert read_back(log, records, log.append(records)) == [data, data, data[7:]]
         assert log.append([]) == []
         log.close()
 
     def test_everything_about_a_record_is_found_again_after_a_restart(self, bench: StoreBench) -> None:
         log, first = bench.open()
-        assert (first.fresh, first.rebuilt, list(first.records), dict(first.policies)) == (True, False, [], {})
+        assert (first.fresh, first.rebuilt, list(first.records), dict(first.policies)) == (
+            True,
+            False,
+            [],
+            {},
+        )
         records = [
             make_record("describes", "Größe ✓".encode(), kind=RecordKind.NAMESPACE, position=0),
             make_record("block", b"b" * 3328, lineage=Lineage.BOUNDED, position=2**40),
@@ -111,10 +138,26 @@ class StoreSuite:
         log, again = bench.open()
         assert (again.fresh, again.torn_bytes, again.damaged_records) == (False, 0, 0)
         assert [
-            (found.kind, found.namespace, found.key, found.parent, found.position, found.lineage, found.checks)
+            (
+                found.kind,
+                found.namespace,
+                found.key,
+                found.parent,
+                found.position,
+                found.lineage,
+                found.checks,
+            )
             for found in again.records
         ] == [
-            (record.kind, record.namespace, record.key, record.parent, record.position, record.lineage, record.checks)
+            (
+                record.kind,
+                record.namespace,
+                record.key,
+                record.parent,
+                record.position,
+                record.lineage,
+                record.checks,
+            )
             for record in records
         ]
         assert [found.place for found in again.records] == places
@@ -185,20 +228,31 @@ class StoreSuite:
         log.append([described, make_record("before", b"1"), make_record("gone", b"2", kind=RecordKind.STATE)])
         log.append([make_record("elsewhere", b"3", namespace="other")])
         log.put_policy(described.namespace, "full")
-        log.append([make_record("in the same batch", b"4"), make_record("clear", b"", kind=RecordKind.CLEAR),
-                    make_record("after", b"5")])
+        log.append(
+            [
+                make_record("in the same batch", b"4"),
+                make_record("clear", b"", kind=RecordKind.CLEAR),
+                make_record("after", b"5"),
+            ]
+        )
         log.append([make_record("before", b"6")])
         for _ in range(3):
             log.close()
             log, recovery = bench.open()
             assert {found.key for found in recovery.records} == {
-                described.key, digest("elsewhere"), digest("after"), digest("before")}
+                described.key,
+                digest("elsewhere"),
+                digest("after"),
+                digest("before"),
+            }
             assert recovery.policies == {described.namespace: "full"}
             before = next(found for found in recovery.records if found.key == digest("before"))
             assert log.read([(before.place, before.key, before.kind)]) == [b"6"]
         log.close()
 
-    def test_cleared_records_stay_gone_when_segments_are_cleaned_and_reclaimed(self, bench: StoreBench) -> None:
+    def test_cleared_records_stay_gone_when_segments_are_cleaned_and_reclaimed(
+        self, bench: StoreBench
+    ) -> None:
         log, _ = bench.open()
         doomed = fill(log, namespace="doomed")
         log.discard(list(doomed)[: len(doomed) // 2])
@@ -315,7 +369,9 @@ class StoreSuite:
                 keys = {record.key for record in living.values()}
                 log.discard(found.place for found in recovery.records if found.key not in keys)
                 living = {
-                    found.place: record for found in recovery.records for record in living.values()
+                    found.place: record
+                    for found in recovery.records
+                    for record in living.values()
                     if record.key == found.key
                 }
                 assert len(living) == len(keys), f"seed {seed}"
@@ -361,8 +417,20 @@ class StoreSuite:
         log, _ = bench.open(budget_bytes=4 * MIB, segment_bytes=MIB)
         good = make_record("good", b"good")
         with pytest.raises(InvalidArgument, match="key"):
-            log.append([Record(RecordKind.BLOCK, good.namespace, BlockKey(b"short"), good.parent, 0, Lineage.EXACT, b"",
-                               good.checks)])
+            log.append(
+                [
+                    Record(
+                        RecordKind.BLOCK,
+                        good.namespace,
+                        BlockKey(b"short"),
+                        good.parent,
+                        0,
+                        Lineage.EXACT,
+                        b"",
+                        good.checks,
+                    )
+                ]
+            )
         with pytest.raises(InvalidArgument, match="position"):
             log.append([make_record("good", b"", position=-1)])
         with pytest.raises(InvalidArgument, match="payload_bytes"):

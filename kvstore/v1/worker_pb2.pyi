@@ -31,14 +31,16 @@ class GenerateRequest(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., return_logits: bool = ..., bypass_store: bool = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("request", "ticket", "first_token")
+    __slots__ = ("request", "ticket", "first_token", "model")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     request: GenerateRequest
     ticket: bytes
     first_token: int
-    def __init__(self, request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., ticket: _Optional[bytes] = ..., first_token: _Optional[int] = ...) -> None: ...
+    model: bytes
+    def __init__(self, request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., ticket: _Optional[bytes] = ..., first_token: _Optional[int] = ..., model: _Optional[bytes] = ...) -> None: ...
 
 class PrefixReport(_message.Message):
     __slots__ = ("prompt_tokens", "restored_tokens", "replayed_tokens", "computed_tokens", "state_source", "exactness", "bytes_ssd", "bytes_memory", "lookup_seconds", "fetch_seconds", "replay_seconds", "expected_seconds", "replay_layer_tokens", "miss_reason", "handoff")
@@ -95,7 +97,7 @@ class StoreReport(_message.Message):
     def __init__(self, blocks_stored: _Optional[int] = ..., blocks_held_already: _Optional[int] = ..., blocks_failed: _Optional[int] = ..., states_stored: _Optional[int] = ..., bytes_stored: _Optional[int] = ..., failure: _Optional[str] = ..., states_failed: _Optional[int] = ..., blocks_pending: _Optional[int] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ("kind", "token", "logits", "at_seconds", "prefix", "stored", "ticket")
+    __slots__ = ("kind", "token", "logits", "at_seconds", "prefix", "stored", "ticket", "model")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[GenerateEvent.Kind]
@@ -117,6 +119,7 @@ class GenerateEvent(_message.Message):
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     kind: GenerateEvent.Kind
     token: int
     logits: bytes
@@ -124,7 +127,8 @@ class GenerateEvent(_message.Message):
     prefix: PrefixReport
     stored: StoreReport
     ticket: bytes
-    def __init__(self, kind: _Optional[_Union[GenerateEvent.Kind, str]] = ..., token: _Optional[int] = ..., logits: _Optional[bytes] = ..., at_seconds: _Optional[float] = ..., prefix: _Optional[_Union[PrefixReport, _Mapping]] = ..., stored: _Optional[_Union[StoreReport, _Mapping]] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+    model: bytes
+    def __init__(self, kind: _Optional[_Union[GenerateEvent.Kind, str]] = ..., token: _Optional[int] = ..., logits: _Optional[bytes] = ..., at_seconds: _Optional[float] = ..., prefix: _Optional[_Union[PrefixReport, _Mapping]] = ..., stored: _Optional[_Union[StoreReport, _Mapping]] = ..., ticket: _Optional[bytes] = ..., model: _Optional[bytes] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

@@ -200,6 +200,7 @@ class GatewayServicer(object):
         """A prefill worker, then a decode worker. Events: PREFIX once, FIRST_TOKEN once, TOKEN for each further token, DONE
         once, with STORED anywhere after PREFIX; STORED and DONE count both workers together. When the prefill worker can't
         be reached the decode worker does all of it; when the decode worker fails it is asked once more. A token is sent once.
+        GEOMETRY_MISMATCH when the two workers have different models.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

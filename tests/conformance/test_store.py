@@ -39,8 +39,12 @@ class DirectoryBench:
         self.directory = directory
         self.clock = ManualClock()
 
-    def open(self, *, budget_bytes: int = 8 * MIB, segment_bytes: int | None = None) -> tuple[RecordLog, Recovery]:
-        return open_log(self.directory, budget_bytes=budget_bytes, segment_bytes=segment_bytes, clock=self.clock)
+    def open(
+        self, *, budget_bytes: int = 8 * MIB, segment_bytes: int | None = None
+    ) -> tuple[RecordLog, Recovery]:
+        return open_log(
+            self.directory, budget_bytes=budget_bytes, segment_bytes=segment_bytes, clock=self.clock
+        )
 
     def segment(self, segment_id: int) -> Path:
         return self.directory / f"segment-{segment_id:016x}.log"
@@ -64,11 +68,19 @@ class MemoryBench:
         self.disk = MemoryDisk()
         self.clock = ManualClock()
 
-    def open(self, *, budget_bytes: int = 8 * MIB, segment_bytes: int | None = None) -> tuple[RecordLog, Recovery]:
-        return open_memory(self.disk, budget_bytes=budget_bytes, segment_bytes=segment_bytes, clock=self.clock)
+    def open(
+        self, *, budget_bytes: int = 8 * MIB, segment_bytes: int | None = None
+    ) -> tuple[RecordLog, Recovery]:
+        return open_memory(
+            self.disk, budget_bytes=budget_bytes, segment_bytes=segment_bytes, clock=self.clock
+        )
 
     def holds(self, payload: bytes) -> bool:
-        return any(kept.payload == payload for segment in self.disk.segments.values() for kept in segment.kept.values())
+        return any(
+            kept.payload == payload
+            for segment in self.disk.segments.values()
+            for kept in segment.kept.values()
+        )
 
     def damage(self, place: Place) -> None:
         kept = self.disk.at(place)
@@ -109,7 +121,9 @@ def filled(bench: DirectoryBench, count: int = 900) -> dict[bytes, bytes]:
 def served(log: RecordLog, recovery: Recovery) -> dict[bytes, bytes]:
     """What the log hands out for everything that recovery named, misses left out."""
     answers = log.read([(found.place, found.key, found.kind) for found in recovery.records])
-    return {found.key: data for found, data in zip(recovery.records, answers, strict=True) if data is not None}
+    return {
+        found.key: data for found, data in zip(recovery.records, answers, strict=True) if data is not None
+    }
 
 
 def assert_serves(bench: DirectoryBench, payloads: dict[bytes, bytes], *, at_least: int) -> Recovery:
@@ -204,7 +218,9 @@ def test_exchanged_segments_are_misses_and_never_wrong(bench: DirectoryBench) ->
     assert_serves(bench, payloads, at_least=len(payloads) - 600)
 
 
-def test_a_removed_segment_is_misses_and_an_added_one_is_ignored(bench: DirectoryBench, tmp_path: Path) -> None:
+def test_a_removed_segment_is_misses_and_an_added_one_is_ignored(
+    bench: DirectoryBench, tmp_path: Path
+) -> None:
     payloads = filled(bench)
     other = DirectoryBench(tmp_path / "other")
     filled(other, 300)
@@ -404,8 +420,14 @@ def test_the_directory_never_exceeds_the_budget_catalogue_and_all(bench: Directo
     budget = 5 * MIB
     device = _Measured(bench.directory, budget)
     catalog = LmdbCatalog(bench.directory)
-    log, _ = open_log(bench.directory, budget_bytes=budget, segment_bytes=MIB, clock=bench.clock, device=device,
-                      catalog=catalog)
+    log, _ = open_log(
+        bench.directory,
+        budget_bytes=budget,
+        segment_bytes=MIB,
+        clock=bench.clock,
+        device=device,
+        catalog=catalog,
+    )
     chance = random.Random(size)
     living: list[Place] = []
     number = 0
@@ -484,8 +506,12 @@ def test_reads_from_many_threads_while_one_writes(bench: DirectoryBench) -> None
         chance = random.Random(seed)
         while not done.is_set():
             chosen = chance.sample(range(200), 8)
-            answers = read_back(log, [records[index] for index in chosen], [places[index] for index in chosen])
-            wrong.extend(index for index, data in zip(chosen, answers, strict=True) if data != records[index].payload)
+            answers = read_back(
+                log, [records[index] for index in chosen], [places[index] for index in chosen]
+            )
+            wrong.extend(
+                index for index, data in zip(chosen, answers, strict=True) if data != records[index].payload
+            )
 
     threads = [threading.Thread(target=read_on, args=(seed,)) for seed in range(4)]
     for thread in threads:
@@ -523,4 +549,37 @@ def test_a_namespace_description_is_kept_apart_from_a_block_of_the_same_key(benc
     log, recovery = bench.open()
     assert served(log, recovery)[block.key] in (b"description", b"block")
     assert [found.kind for found in recovery.records] == [RecordKind.NAMESPACE, RecordKind.BLOCK]
+    log.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_near_the_budget_promised_room_is_there_and_cleaning_can_always_begin(
+    bench: DirectoryBench, seed: int
+) -> None:
+    chance = random.Random(seed)
+    budget = chance.choice([4, 5, 6, 9]) * MIB
+    log, _ = bench.open(budget_bytes=budget, segment_bytes=MIB)
+    living: list[Place] = []
+    number = 0
+    for _ in range(120):
+        size = chance.choice([3072, 3328, 5000, 70_000])
+        count = min(chance.randint(1, 64), log.room_bytes() // size)
+        cheapest = log.cheapest_segment()
+        if count:
+            living += log.append(make_records(number, count, size=size))
+            number += count
+        elif cheapest is None or chance.random() < 0.6:
+            chance.shuffle(living)
+            log.discard(living[: len(living) // 5])
+            living = living[len(living) // 5 :]
+            log.reclaim()
+        elif chance.random() < 0.3:
+            log.note_uses((place, bench.clock.wall()) for place in living)
+        else:
+            moved = log.clean(cheapest[0])
+            living = [moved.get(place, place) for place in living]
+        space = log.space()
+        assert space.allocated + space.other <= budget, f"seed {seed}"
+        assert space.live == sum(place.length for place in living), f"seed {seed}"
+    log.check_integrity()
     log.close()

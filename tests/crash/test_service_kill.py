@@ -60,7 +60,9 @@ class Ledger:
             return list(self._chains)
 
 
-def write_chains(client: CacheClient, namespace: OpenedNamespace, ledger: Ledger, rng: random.Random, stop: threading.Event) -> None:
+def write_chains(
+    client: CacheClient, namespace: OpenedNamespace, ledger: Ledger, rng: random.Random, stop: threading.Event
+) -> None:
     """Grow chains a few blocks at a time, each step committed; a step that failed is done again."""
     written = ledger.begin(namespace)
     while not stop.is_set():
@@ -70,7 +72,13 @@ def write_chains(client: CacheClient, namespace: OpenedNamespace, ledger: Ledger
         last = min(first + rng.randint(1, 8), CHAIN_BLOCKS)
         written.attempted = max(written.attempted, last)
         try:
-            written.chain.store(client, first=first, last=last, states=[last - 1] if rng.random() < 0.5 else [], to_pool=rng.random() < 0.5)
+            written.chain.store(
+                client,
+                first=first,
+                last=last,
+                states=[last - 1] if rng.random() < 0.5 else [],
+                to_pool=rng.random() < 0.5,
+            )
         except GONE:
             stop.wait(0.005)
         else:
@@ -82,7 +90,9 @@ def check(client: CacheClient, written: Written) -> None:
     acknowledged = written.acknowledged
     chain = written.chain
     found = look(client, chain)
-    assert found.blocks_held >= acknowledged, f"{found.blocks_held} of {acknowledged} acknowledged blocks are held"
+    assert found.blocks_held >= acknowledged, (
+        f"{found.blocks_held} of {acknowledged} acknowledged blocks are held"
+    )
     if found.lease is None:
         return
     with found.lease:
@@ -93,11 +103,17 @@ def check(client: CacheClient, written: Written) -> None:
 def check_closed(client: CacheClient, written: Written) -> None:
     """No block is held whose parent is not, and none that nobody wrote."""
     chain = written.chain
-    with client.reserve(chain.namespace.digest, [chain.block_item(i) for i in range(CHAIN_BLOCKS)]) as reservation:
+    with client.reserve(
+        chain.namespace.digest, [chain.block_item(i) for i in range(CHAIN_BLOCKS)]
+    ) as reservation:
         held = [outcome is ReserveOutcome.HELD for outcome in reservation.outcomes]
     count = held.count(True)
     assert held == [True] * count + [False] * (CHAIN_BLOCKS - count), held
-    assert written.acknowledged <= count <= written.attempted, (written.acknowledged, count, written.attempted)
+    assert written.acknowledged <= count <= written.attempted, (
+        written.acknowledged,
+        count,
+        written.attempted,
+    )
 
 
 def read_chains(client: CacheClient, ledger: Ledger, rng: random.Random, stop: threading.Event) -> None:
@@ -134,14 +150,23 @@ def test_acknowledged_commits_survive_kills_at_random_moments(service: ServicePr
             raise
 
     with ExitStack() as stack:
-        clients = [stack.enter_context(CacheClient(service.directory, owner=f"w{i}")) for i in range(WRITERS + 2)]
+        clients = [
+            stack.enter_context(CacheClient(service.directory, owner=f"w{i}")) for i in range(WRITERS + 2)
+        ]
         *writers, reader, checker = clients
         namespace = checker.open_namespace(identity_of(), name="kill")
         threads = [
-            threading.Thread(target=guarded, args=(write_chains, client, namespace, ledger, random.Random(f"{seed}-{i}"), stop))
+            threading.Thread(
+                target=guarded,
+                args=(write_chains, client, namespace, ledger, random.Random(f"{seed}-{i}"), stop),
+            )
             for i, client in enumerate(writers)
         ]
-        threads.append(threading.Thread(target=guarded, args=(read_chains, reader, ledger, random.Random(f"{seed}-r"), stop)))
+        threads.append(
+            threading.Thread(
+                target=guarded, args=(read_chains, reader, ledger, random.Random(f"{seed}-r"), stop)
+            )
+        )
         for thread in threads:
             thread.start()
         try:
@@ -169,7 +194,9 @@ def test_acknowledged_commits_survive_kills_at_random_moments(service: ServicePr
             check_closed(checker, written)
         figures = checker.stats()
     blocks = sum(written.acknowledged for written in ledger.chains())
-    print(f"{ROUNDS} kills, {ledger.commits} commits, {blocks} blocks acknowledged, {ledger.fetches} chains read meanwhile")
+    print(
+        f"{ROUNDS} kills, {ledger.commits} commits, {blocks} blocks acknowledged, {ledger.fetches} chains read meanwhile"
+    )
     assert figures["leases"] == 0
     assert figures["damaged_total"] == 0
     assert figures["blocks"] >= blocks

@@ -56,8 +56,10 @@ while True:
 def run_child(directory: Path, first: int, chance: random.Random) -> list[list[str]]:
     """Start a child, kill it between 0 and 100 ms after it opened the store; the whole lines that it printed."""
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(directory), str(first), str(BUDGET)], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE)
+        [sys.executable, "-c", CHILD, str(directory), str(first), str(BUDGET)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert child.stdout is not None
     assert child.stderr is not None
     printed = b""
@@ -108,7 +110,9 @@ def test_what_a_killed_process_acknowledged_is_found_again(tmp_path: Path) -> No
         positions = {found.key.hex(): found.position // 128 - 1 for found in recovery.records}
         for key in chance.sample(sorted(owed), min(len(owed), 300)):
             expected = make_records(positions[key], 1)[0]
-            assert (expected.key.hex(), expected.payload) == (key, got[key]), f"seed {seed}, round {round_number}"
+            assert (expected.key.hex(), expected.payload) == (key, got[key]), (
+                f"seed {seed}, round {round_number}"
+            )
         assert None not in got.values(), f"seed {seed}, round {round_number}"
         assert recovery.damaged_records == 0, f"seed {seed}, round {round_number}"
         log.check_integrity()

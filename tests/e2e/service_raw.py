@@ -209,3 +209,20 @@ def write_frames(reservation_id: int, payloads: dict[int, bytes]) -> Iterator[pb
             items=here,
             data=stream[begin : begin + FRAME_BYTES],
         )
+
+
+def put_handoff(raw: Raw, namespace: pb.Namespace, payload: bytes, **header: Any) -> pb.HandoffTicket:
+    fields = {
+        "position": 45,
+        "crc32": zlib.crc32(payload),
+        "lineage": pb.LINEAGE_EXACT,
+        "length": len(payload),
+        **header,
+    }
+    first = pb.HandoffHeader(namespace=namespace.digest, **fields)
+    return raw.call("PutHandoff", iter([pb.HandoffFrame(header=first, data=payload)]))
+
+
+def frame_of(number: int, data: bytes, **item: Any) -> pb.WriteFrame:
+    announced = pb.WriteItem(**{"item": 0, "length": 3328, "crc32": zlib.crc32(data), **item})
+    return pb.WriteFrame(reservation_id=number, items=[announced], data=data)

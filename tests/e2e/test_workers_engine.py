@@ -132,6 +132,22 @@ def test_periodic_states_of_the_output_are_kept_on_ssd(
     assert longer.same == cold(prompt + answer.tokens[:160], 2).same
 
 
+@pytest.mark.parametrize(("count", "new"), [(128, 1), (70, 59), (128, 65)])
+def test_a_run_that_ends_at_an_edge_whose_state_is_wanted_in_both_tiers_is_stored_whole(
+    service: ServiceProcess, admin: CacheClient, salt: str, count: int, new: int
+) -> None:
+    prompt, end = tokens_of(count, seed=6), count + new - 1
+    with fresh_engine(service.directory, salt=salt, policy="periodic:64") as engine:
+        answer = decode(engine, request_of(prompt, new))
+        assert answer.stored.failure == ""
+        assert (answer.stored.blocks_stored, answer.stored.blocks_failed) == (end // B, 0)
+        longer = prompt + answer.tokens
+        for source, dropped in ((StateSource.POOL, "pool"), (StateSource.CHECKPOINT, "ssd")):
+            report = decode(engine, request_of(longer, 1)).report
+            assert (report.state_source, report.restored_tokens) == (source, end)
+            admin.drop_states(engine.namespace, dropped)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 256])
 def test_a_prompt_at_a_block_edge_always_leaves_a_token_to_compute(
     service: ServiceProcess, salt: str, count: int

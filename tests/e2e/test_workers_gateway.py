@@ -12,8 +12,11 @@ import grpc
 import pytest
 
 from kvstore.clock import SystemClock
+from kvstore.profile.registry import get_profile
 from kvstore.v1 import worker_pb2 as pb
 from kvstore.v1 import worker_pb2_grpc
+from kvstore_workers.model.config import ModelConfig
+from kvstore_workers.model.model import Model
 from kvstore_workers.runtime.address import open_channel
 from kvstore_workers.runtime.engine import Engine
 from kvstore_workers.runtime.gateway import GatewayServicer
@@ -75,13 +78,14 @@ class BreakingDecode(DecodeServicer):
 class Setup:
     """Both workers and the gateway in this process, on sockets in `folder`; one engine without a store behind both."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *, decode_model: Model | None = None) -> None:
         engine = Engine(tiny_model(), store=None, writer=None, clock=SystemClock())
+        decode_engine = Engine(decode_model or tiny_model(), store=None, writer=None, clock=SystemClock())
         lane = Lane()
         stack.callback(lane.close)
         desk = Desk(Room(4, what="worker"), lane, SystemClock())
         self.prefill_breaks, self.decode_breaks = Breaks(), Breaks()
-        self.decode = BreakingDecode(engine, desk, self.decode_breaks)
+        self.decode = BreakingDecode(decode_engine, desk, self.decode_breaks)
         prefill_server = Server(folder / "p", requests=4, name="--listen")
         worker_pb2_grpc.add_PrefillServicer_to_server(
             BreakingPrefill(engine, desk, self.prefill_breaks), prefill_server.grpc
@@ -193,6 +197,30 @@ def test_a_second_decode_worker_that_computes_other_tokens_is_found_out(setup: S
         setup.ask(tokens_of(100, seed=66))
     assert isinstance(refused.value, grpc.Call)
     assert refused.value.code() is grpc.StatusCode.ABORTED
+
+
+@pytest.mark.parametrize("prefill_breaks_after", [1, None])
+def test_workers_with_different_models_give_no_answer_together(prefill_breaks_after: int | None) -> None:
+    other = Model.random(ModelConfig.for_profile(get_profile("tiny")), seed=12)
+    prompt = tokens_of(100, seed=69)
+    with TemporaryDirectory(prefix="kv-") as folder, ExitStack() as stack:
+        setup = Setup(Path(folder), stack, decode_model=other)
+        if prefill_breaks_after is not None:
+            # It gave no token: the decode worker answers alone, with its own model.
+            setup.prefill_breaks.after = [(prefill_breaks_after, grpc.StatusCode.UNAVAILABLE)]
+            tokens = [event.token for event in setup.ask(prompt) if event.logits]
+            alone = pb.DecodeRequest(
+                request=pb.GenerateRequest(tokens=prompt, max_new_tokens=NEW, return_logits=True)
+            )
+            whole = setup.decode_stub.Run(alone, timeout=SECONDS)
+            assert tokens == [event.token for event in whole if event.logits] != cold(prompt, NEW).tokens
+            return
+        with pytest.raises(grpc.RpcError, match="another model") as refused:
+            setup.ask(prompt)
+        assert isinstance(refused.value, grpc.Call)
+        assert ("kvstore-error", "GEOMETRY_MISMATCH") in [
+            tuple(entry) for entry in refused.value.trailing_metadata()
+        ]
 
 
 def test_requests_past_the_gateway_s_limit_are_refused_by_name(setup: Setup) -> None:

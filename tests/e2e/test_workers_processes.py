@@ -364,6 +364,18 @@ def test_a_start_that_can_t_work_is_one_line_and_exit_code_1(args: tuple[str, ..
     assert ended.stdout == ""
 
 
+@pytest.mark.parametrize(("given", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_a_worker_s_threads_do_not_spin_unless_they_are_told_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str | None, policy: str
+) -> None:
+    monkeypatch.setenv("OMP_DISPLAY_ENV", "TRUE")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    ended = run_command("worker", "decode", "--listen", "unix:w", "--checkpoint", str(tmp_path))
+    assert f"OMP_WAIT_POLICY = '{policy}'" in ended.stderr
+
+
 def test_a_label_that_another_identity_has_is_refused_at_the_start(cluster: Cluster) -> None:
     directory = str(cluster.service.directory)
     args = (

@@ -115,6 +115,15 @@ def test_tensors_of_the_draft_module_are_left_out(tmp_path: Path) -> None:
         ),
         (lambda t: t.update({"norm.weight": torch.ones(64, dtype=torch.int8)}), r"norm\.weight.*int8"),
         (lambda t: t["layers.0.ffn.gate.tid2eid"].fill_(8), r"layers\.0\.ffn\.gate\.tid2eid"),
+        (
+            lambda t: t.update({"layers.0.ffn.gate.tid2eid": t["layers.0.ffn.gate.tid2eid"].float()}),
+            r"tid2eid=torch\.float32; allowed: int64",
+        ),
+        (
+            lambda t: t.update({"model.embed_tokens.weight": t["embed.weight"] + 1}),
+            r"here twice.*model\.embed_tokens\.weight=embed\.weight",
+        ),
+        (lambda t: t.update({"two\nlines\x1b": torch.ones(1)}), r"tensor=two\\nlines\\x1b"),
     ],
 )
 def test_a_missing_extra_or_wrong_tensor_is_refused_by_name(

@@ -39,6 +39,12 @@ def test_draws_follow_the_softmax() -> None:
     assert bool(((shares - expected).abs() < 4 * (expected / count).sqrt()).all()), shares
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-9])
+def test_the_smallest_temperatures_draw_among_the_largest_alone(temperature: float) -> None:
+    drawn = {pick(LOGITS, seed=5, temperature=temperature, position=at) for at in range(40)}
+    assert drawn == {1, 3}
+
+
 @pytest.mark.parametrize("temperature", [-0.1, float("nan"), float("inf")])
 def test_a_bad_temperature_is_refused(temperature: float) -> None:
     with pytest.raises(InvalidArgument, match="temperature"):

@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvstore.errors import ProfileError
 from kvstore.profile.registry import get_profile
 from kvstore_workers.model import Model, ModelConfig, numerics, self_check
 from kvstore_workers.model.config import TILE
+from kvstore_workers.model.tensors import random_tensors
 
 
 def _tiny(seed: int, dtype: torch.dtype = torch.float32) -> Model:
@@ -63,6 +65,14 @@ def test_a_model_that_restores_wrongly_fails_at_every_tile(monkeypatch: pytest.M
     assert {key for key, ok in result.details.items() if not ok} == {
         f"resumed/{tile}" for tile in (8, 16, 32, 64, 128)
     }
+
+
+def test_a_model_that_gives_no_numbers_is_refused() -> None:
+    config = ModelConfig.for_profile(get_profile("tiny"))
+    tensors = random_tensors(config, seed=2)
+    tensors["layers.3.attn.wq_a.weight"][5, 7] = float("nan")
+    with pytest.raises(ProfileError, match="not finite"):
+        self_check(Model(config, tensors, weights_revision="damaged"), far=())
 
 
 def test_numerics_names_device_dtype_threads_tile_and_build() -> None:

@@ -24,10 +24,23 @@ checks = st.builds(Checks, st.integers(0, U32), u64, st.booleans())
 
 
 def encode(payload: BytesLike, *, offset: int = 4096, kind: int = 1) -> bytes:
-    return b"".join(disk.encode_record(
-        identity=HOME, offset=offset, batch=4096, sequence=5, created_ms=1_800_000_000_000, kind=kind,
-        namespace=NamespaceDigest(b"n" * 32), key=BlockKey(b"k" * 32), parent=BlockKey(b"p" * 32), position=128,
-        lineage=Lineage.EXACT, checks=Checks(1, 2, True), payload=payload))
+    return b"".join(
+        disk.encode_record(
+            identity=HOME,
+            offset=offset,
+            batch=4096,
+            sequence=5,
+            created_ms=1_800_000_000_000,
+            kind=kind,
+            namespace=NamespaceDigest(b"n" * 32),
+            key=BlockKey(b"k" * 32),
+            parent=BlockKey(b"p" * 32),
+            position=128,
+            lineage=Lineage.EXACT,
+            checks=Checks(1, 2, True),
+            payload=payload,
+        )
+    )
 
 
 def entry(**changes: object) -> disk.Entry:
@@ -36,34 +49,81 @@ def entry(**changes: object) -> disk.Entry:
 
 
 def footer(count: int) -> bytes:
-    return disk.encode_footer(HOME, offset=8192, records_end=8000, namespaces=[NamespaceDigest(b"n" * 32)],
-                              entries=[entry(sequence=number) for number in range(count)])
+    return disk.encode_footer(
+        HOME,
+        offset=8192,
+        records_end=8000,
+        namespaces=[NamespaceDigest(b"n" * 32)],
+        entries=[entry(sequence=number) for number in range(count)],
+    )
 
 
 @given(
     payload=st.one_of(st.binary(max_size=5000), st.builds(bytes, st.integers(65_000, 66_000))),
-    kind=st.sampled_from(sorted(disk.KINDS)), namespace=digests, key=digests, parent=digests, position=u64,
-    sequence=u64, created=u64, lineage=st.sampled_from(Lineage), written=checks, page=st.integers(1, 2**30),
+    kind=st.sampled_from(sorted(disk.KINDS)),
+    namespace=digests,
+    key=digests,
+    parent=digests,
+    position=u64,
+    sequence=u64,
+    created=u64,
+    lineage=st.sampled_from(Lineage),
+    written=checks,
+    page=st.integers(1, 2**30),
 )
 @settings(max_examples=200, deadline=None)
 def test_a_record_decodes_to_what_was_encoded(  # noqa: PLR0917
-    payload: bytes, kind: int, namespace: bytes, key: bytes, parent: bytes, position: int, sequence: int, created: int,
-    lineage: Lineage, written: Checks, page: int,
+    payload: bytes,
+    kind: int,
+    namespace: bytes,
+    key: bytes,
+    parent: bytes,
+    position: int,
+    sequence: int,
+    created: int,
+    lineage: Lineage,
+    written: Checks,
+    page: int,
 ) -> None:
     offset = page * disk.PAGE
-    data = b"".join(disk.encode_record(
-        identity=HOME, offset=offset, batch=offset, sequence=sequence, created_ms=created, kind=kind,
-        namespace=NamespaceDigest(namespace), key=BlockKey(key), parent=BlockKey(parent), position=position,
-        lineage=lineage, checks=written, payload=payload))
+    data = b"".join(
+        disk.encode_record(
+            identity=HOME,
+            offset=offset,
+            batch=offset,
+            sequence=sequence,
+            created_ms=created,
+            kind=kind,
+            namespace=NamespaceDigest(namespace),
+            key=BlockKey(key),
+            parent=BlockKey(parent),
+            position=position,
+            lineage=lineage,
+            checks=written,
+            payload=payload,
+        )
+    )
     assert len(data) == disk.record_span(len(payload))
     decoded = disk.decode_record(data, identity=HOME, offset=offset)
     assert not isinstance(decoded, disk.Verdict)
     header, out = decoded
     assert out == payload
     assert (header.kind, header.namespace, header.key, header.parent, header.position, header.sequence) == (
-        kind, namespace, key, parent, position, sequence)
+        kind,
+        namespace,
+        key,
+        parent,
+        position,
+        sequence,
+    )
     assert (header.created_ms, header.lineage, header.checks, header.length, header.salt, header.batch) == (
-        created, lineage, written, len(payload), HOME.salt, offset)
+        created,
+        lineage,
+        written,
+        len(payload),
+        HOME.salt,
+        offset,
+    )
 
 
 def test_every_single_flipped_bit_of_a_small_record_is_noticed() -> None:
@@ -73,7 +133,8 @@ def test_every_single_flipped_bit_of_a_small_record_is_noticed() -> None:
         assert disk.decode_record(flipped(data, bit), identity=HOME, offset=4096) is disk.Verdict.CORRUPT, bit
     for bit in range(8 * meaningful, 8 * len(data)):
         assert disk.decode_record(flipped(data, bit), identity=HOME, offset=4096) == disk.decode_record(
-            data, identity=HOME, offset=4096)
+            data, identity=HOME, offset=4096
+        )
 
 
 def test_every_truncation_of_a_record_is_torn() -> None:
@@ -92,10 +153,17 @@ def test_flipped_bits_of_a_large_record_are_noticed_outside_of_its_padding() -> 
         assert disk.decode_record(flipped(data, bit), identity=HOME, offset=4096) is disk.Verdict.CORRUPT, bit
 
 
-@pytest.mark.parametrize("identity", [
-    HOME._replace(store_tag=1), HOME._replace(segment_id=8), HOME._replace(salt=98),
-])
-def test_a_record_of_another_place_is_corrupt_however_good_its_checksums(identity: disk.SegmentIdentity) -> None:
+@pytest.mark.parametrize(
+    "identity",
+    [
+        HOME._replace(store_tag=1),
+        HOME._replace(segment_id=8),
+        HOME._replace(salt=98),
+    ],
+)
+def test_a_record_of_another_place_is_corrupt_however_good_its_checksums(
+    identity: disk.SegmentIdentity,
+) -> None:
     data = encode(b"payload")
     assert disk.decode_record(data, identity=identity, offset=4096) is disk.Verdict.CORRUPT
     assert disk.decode_record(data, identity=HOME, offset=4608) is disk.Verdict.CORRUPT
@@ -112,9 +180,26 @@ def test_arbitrary_bytes_are_never_a_record_or_footer(data: bytes) -> None:
     assert isinstance(disk.decode_trailer(data), disk.Verdict)
 
 
-@given(st.lists(st.builds(
-    disk.Entry, digests, digests, u64, u64, u64, u64, st.integers(0, U32), st.integers(0, U32), st.integers(0, U32),
-    st.integers(0, 2), st.sampled_from(sorted(disk.KINDS)), st.integers(0, 3)), max_size=20))
+@given(
+    st.lists(
+        st.builds(
+            disk.Entry,
+            digests,
+            digests,
+            u64,
+            u64,
+            u64,
+            u64,
+            st.integers(0, U32),
+            st.integers(0, U32),
+            st.integers(0, U32),
+            st.integers(0, 2),
+            st.sampled_from(sorted(disk.KINDS)),
+            st.integers(0, 3),
+        ),
+        max_size=20,
+    )
+)
 @settings(max_examples=100, deadline=None)
 def test_a_footer_decodes_to_what_was_encoded(entries: list[disk.Entry]) -> None:
     names = [NamespaceDigest(bytes([number]) * 32) for number in range(3)]
@@ -159,14 +244,18 @@ def test_every_flipped_bit_and_truncation_of_the_identity_is_refused() -> None:
 
 @given(st.integers(0, 2**31), st.lists(st.integers(0, 200_000), min_size=1, max_size=30))
 @settings(max_examples=200, deadline=None)
-def test_a_batch_is_laid_out_without_overlap_and_never_in_a_written_page(end: int, lengths: list[int]) -> None:
+def test_a_batch_is_laid_out_without_overlap_and_never_in_a_written_page(
+    end: int, lengths: list[int]
+) -> None:
     layout = plan_batch(end, lengths)
     assert layout.offsets[0] % disk.PAGE == 0
     assert layout.offsets[0] >= end
     ends = []
     for offset, length in zip(layout.offsets, lengths, strict=True):
         assert offset % disk.record_alignment(length) == 0
-        assert (offset + disk.payload_gap(length)) % (disk.PAGE if length >= disk.LARGE_PAYLOAD_BYTES else 256) == 0
+        assert (offset + disk.payload_gap(length)) % (
+            disk.PAGE if length >= disk.LARGE_PAYLOAD_BYTES else 256
+        ) == 0
         ends.append(offset + disk.record_span(length))
     assert all(ended <= begun for ended, begun in zip(ends, layout.offsets[1:], strict=False))
     assert layout.end == ends[-1]
@@ -181,8 +270,12 @@ def test_the_space_that_a_record_takes_is_what_the_format_promises() -> None:
     assert disk.record_span(449_824) / 449_824 < 1.011
 
 
-@given(digests, st.lists(st.tuples(st.integers(0, U32), st.integers(0, U32)), unique_by=lambda pair: pair[0]), u64,
-       st.text(max_size=50))
+@given(
+    digests,
+    st.lists(st.tuples(st.integers(0, U32), st.integers(0, U32)), unique_by=lambda pair: pair[0]),
+    u64,
+    st.text(max_size=50),
+)
 @settings(max_examples=100, deadline=None)
 def test_catalogue_rows_decode_to_what_was_encoded(
     name: bytes, uses: list[tuple[int, int]], salt: int, policy: str

@@ -72,7 +72,9 @@ class Owed:
         for identity, data in got.items():
             allowed = {bytes(record.payload) for record in self.may.get(identity, [])}
             assert data in allowed, f"{note}: bytes that nobody wrote there"
-            assert identity[2] is RecordKind.NAMESPACE or data not in self.never, f"{note}: cleared bytes came back"
+            assert identity[2] is RecordKind.NAMESPACE or data not in self.never, (
+                f"{note}: cleared bytes came back"
+            )
         for namespace, policy in recovery.policies.items():
             assert policy in self.policies.get(namespace, set()), f"{note}: a policy that nobody set"
 
@@ -93,8 +95,18 @@ class Scenario:
 
     def run(self, log: RecordLog, steps: int) -> None:
         kinds: list[Callable[[RecordLog], None]] = [
-            self.append, self.append, self.append, self.append, self.append, self.discard, self.reclaim, self.clean,
-            self.policy, self.uses, self.read, self.clear,
+            self.append,
+            self.append,
+            self.append,
+            self.append,
+            self.append,
+            self.discard,
+            self.reclaim,
+            self.clean,
+            self.policy,
+            self.uses,
+            self.read,
+            self.clear,
         ]
         for _ in range(steps):
             step = self.random.choice(kinds)
@@ -111,8 +123,11 @@ class Scenario:
             kind = self.random.choice([RecordKind.BLOCK, RecordKind.BLOCK, RecordKind.STATE])
             # The number makes payloads differ, so that bytes from another record can't pass.
             payload = self.number.to_bytes(4, "big") + self.random.randbytes(size)
-            records.append(make_record(f"key {self.number % 60}", payload, kind=kind,
-                                       namespace=self.random.choice(NAMESPACES)))
+            records.append(
+                make_record(
+                    f"key {self.number % 60}", payload, kind=kind, namespace=self.random.choice(NAMESPACES)
+                )
+            )
         records = list({identity_of(record): record for record in records}.values())
         self._append(log, records)
 
@@ -130,7 +145,8 @@ class Scenario:
                 self.places[place] = record
             else:
                 self.places = {
-                    at: old for at, old in self.places.items() if old.namespace != record.namespace}
+                    at: old for at, old in self.places.items() if old.namespace != record.namespace
+                }
 
     def discard(self, log: RecordLog) -> None:
         for place in self.random.sample(list(self.places), len(self.places) // 2):
@@ -156,7 +172,9 @@ class Scenario:
         log.note_uses((place, 1_800_000_000.0) for place in self.places)
 
     def read(self, log: RecordLog) -> None:
-        self.check_places(log, self.random.sample(list(self.places.items()), len(self.places) // 3), "while running")
+        self.check_places(
+            log, self.random.sample(list(self.places.items()), len(self.places) // 3), "while running"
+        )
 
     @staticmethod
     def check_places(log: RecordLog, items: list[tuple[Place, Record]], note: str) -> None:
@@ -166,8 +184,15 @@ class Scenario:
 
 
 def open_sim(device: SimDevice, catalog: Catalog) -> tuple[RecordLog, Recovery]:
-    return open_log("simulated", budget_bytes=BUDGET, segment_bytes=MIB, clock=ManualClock(), device=device,
-                    catalog=catalog, randomness=device.random.randbytes)
+    return open_log(
+        "simulated",
+        budget_bytes=BUDGET,
+        segment_bytes=MIB,
+        clock=ManualClock(),
+        device=device,
+        catalog=catalog,
+        randomness=device.random.randbytes,
+    )
 
 
 def within_budget(device: SimDevice) -> None:
@@ -314,9 +339,14 @@ class _BlindWrites(SimDevice):
         return file
 
 
-@pytest.mark.parametrize(("broken", "short_writes"), [
-    (_UnsyncedData, False), (_UnsyncedNames, False), (_BlindWrites, True),
-])
+@pytest.mark.parametrize(
+    ("broken", "short_writes"),
+    [
+        (_UnsyncedData, False),
+        (_UnsyncedNames, False),
+        (_BlindWrites, True),
+    ],
+)
 def test_the_checks_have_teeth(broken: type[SimDevice], short_writes: bool) -> None:
     """On a directory that breaks a promise, the same runs must find records lost."""
     noticed = 0
@@ -350,7 +380,8 @@ def test_after_a_failed_sync_no_second_one_is_believed() -> None:
         payloads = {item.key: data for item, data in zip(again.records, answers, strict=True)}
         assert (payloads[safe.key], payloads[child.key]) == (safe.payload, child.payload), f"seed {seed}"
         assert (payloads.get(lost.key) == lost.payload) == (lost.key in found), (
-            f"seed {seed}: found after a restart, and gone after a power cut")
+            f"seed {seed}: found after a restart, and gone after a power cut"
+        )
         log.close()
 
 
@@ -365,7 +396,10 @@ def test_the_next_append_after_a_failed_one_goes_to_a_fresh_segment() -> None:
     again = make_record("second", b"2" * 3328)
     other = log.append([again])[0]
     assert other.segment_id != place.segment_id
-    assert log.read([(place, first.key, first.kind), (other, again.key, again.kind)]) == [first.payload, again.payload]
+    assert log.read([(place, first.key, first.kind), (other, again.key, again.kind)]) == [
+        first.payload,
+        again.payload,
+    ]
     assert log.counters()["device_errors"] == 1
     log.check_integrity()
     log.close()
@@ -502,8 +536,10 @@ def test_no_flipped_bit_anywhere_is_served() -> None:
         chance = random.Random(flip)
         device, catalog = SimDevice(seed), RamCatalog()
         log, _ = open_sim(device, catalog)
-        records = [make_record(f"key {number}", chance.randbytes(chance.choice([90, 3328, 70_000])))
-                   for number in range(12)]
+        records = [
+            make_record(f"key {number}", chance.randbytes(chance.choice([90, 3328, 70_000])))
+            for number in range(12)
+        ]
         log.append(records[:6])
         log.append(records[6:])
         if flip % 2:
@@ -537,7 +573,9 @@ def test_damage_in_the_middle_is_counted_and_what_lies_behind_it_is_kept() -> No
     data[places[4].offset + 5] ^= 1
     data[places[6].offset - 200] ^= 1
     log, recovery = open_sim(device, RamCatalog())
-    assert [found.key for found in recovery.records] == [records[index].key for index in (0, 1, 2, 3, 5, 7, 8)]
+    assert [found.key for found in recovery.records] == [
+        records[index].key for index in (0, 1, 2, 3, 5, 7, 8)
+    ]
     assert recovery.damaged_records == 2
     assert recovery.torn_bytes == 0
     log.close()
@@ -551,10 +589,17 @@ def test_a_torn_tail_is_cut_and_is_not_called_damage() -> None:
         log.append(safe)
         device.cut_at(device.calls + 2)
         with pytest.raises(PowerCut):
-            log.append([make_record(f"torn {number}", random.Random(number).randbytes(20_000)) for number in range(5)])
+            log.append(
+                [
+                    make_record(f"torn {number}", random.Random(number).randbytes(20_000))
+                    for number in range(5)
+                ]
+            )
         device.crash()
         log, recovery = open_sim(device, RamCatalog())
-        assert [found.key for found in recovery.records][:4] == [record.key for record in safe], f"seed {seed}"
+        assert [found.key for found in recovery.records][:4] == [record.key for record in safe], (
+            f"seed {seed}"
+        )
         assert recovery.damaged_records == 0, f"seed {seed}"
         log.close()
 

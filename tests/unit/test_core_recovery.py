@@ -219,6 +219,17 @@ def test_recency_is_kept_and_ancestors_are_as_recent_as_their_children() -> None
     assert order[2:] == [tail, old[1], old[0]]
 
 
+def test_among_equal_uses_the_chain_that_lies_first_in_the_log_goes_first_and_whole() -> None:
+    disk = Disk()
+    digest = disk.namespace(identity())
+    first = disk.chain(digest, range(4 * B))
+    second = disk.chain(digest, range(9000, 9000 + 2 * B))
+    third = disk.chain(digest, range(70_000, 70_000 + 3 * B))
+    core, _ = disk.load()
+    order = [gone.item.key for gone in core.plan_eviction(1 << 30, prefer_states=False, now_wall=NOW)]
+    assert order == [*reversed(first), *reversed(second), *reversed(third)]
+
+
 def test_states_are_ranked_by_their_last_use() -> None:
     disk = Disk()
     digest = disk.namespace(identity())

@@ -102,6 +102,34 @@ def test_a_parent_lost_to_damage_while_its_child_is_written_takes_the_child_alon
     rig.core.check_integrity()
 
 
+def test_what_a_reservation_builds_on_stays_from_when_it_is_there_until_the_reservation_ends(
+    rig: CoreRig,
+) -> None:
+    keys = rig.keys(range(2 * B))
+    items = rig.block_items(keys)
+    first = rig.reserve(items[:1])
+    child = rig.reserve(items[1:])
+    state = rig.reserve([rig.state_item(keys, B)])
+    assert first.reservation_id is not None
+    assert child.reservation_id is not None
+    assert state.reservation_id is not None
+    rig.commit(first.reservation_id)
+    for ends in (child.reservation_id, state.reservation_id):
+        assert rig.evict(5) == []
+        rig.core.check_integrity()
+        rig.core.abort(ends, "w")
+    assert rig.evict(5) == [items[0].item_id]
+
+
+def test_the_block_of_a_reserved_state_stays(rig: CoreRig) -> None:
+    keys = rig.store(range(2 * B))
+    made = rig.reserve([rig.state_item(keys, 2 * B)])
+    assert made.reservation_id is not None
+    assert rig.evict(5) == []
+    assert len(rig.commit(made.reservation_id).visible) == 1
+    assert len(rig.evict(5)) == 3
+
+
 def test_held_states_are_asked_for_by_tier(rig: CoreRig) -> None:
     keys = rig.store(range(2 * B), ssd=[B], pool=[2 * B])
     cases = [

@@ -37,6 +37,17 @@ def test_wall_time_starts_no_earlier_than_what_was_used_last() -> None:
     assert ServiceTime(clock, not_before=500.0).wall() == 1_000.0
 
 
+def test_wall_time_can_be_started_later_and_never_leaves_what_the_index_can_count() -> None:
+    clock = ManualClock(wall=1_000.0)
+    time = ServiceTime(clock)
+    time.start_no_earlier(900.0)
+    assert time.wall() == 1_000.0
+    time.start_no_earlier(1e12)
+    clock.advance(365 * 86_400.0)
+    assert 2**31 < time.wall() < 2**32
+    assert ServiceTime(ManualClock(wall=-5.0)).wall() == 0.0
+
+
 def test_staging_refuses_past_its_bound_and_takes_nothing_then() -> None:
     staging = Staging(100)
     staging.take(60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -51,6 +51,10 @@ class Rig:
     now: dict[int, FetchItem | None] = field(default_factory=dict)
     forgotten: list[FetchItem] = field(default_factory=list)
     lease_ended: bool = False
+    settle: Callable[[], None] = lambda: None
+
+    async def settled(self) -> None:
+        self.settle()
 
     def again(self, number: int) -> FetchItem | None:
         if self.lease_ended:
@@ -102,6 +106,29 @@ async def test_items_come_in_their_order_over_many_batches_and_nothing_is_held_a
         assert (made.reader.gate.held_bytes, made.forgotten) == (0, [])
 
 
+async def test_items_are_listed_only_as_they_are_read_and_a_lease_that_ends_meanwhile_holds_nothing() -> None:
+    with rig(40) as made:
+        listed = 0
+
+        def items() -> Iterator[FetchItem | None]:
+            nonlocal listed
+            for listed, each in enumerate(made.items, 1):
+                if listed == 30:
+                    raise UnknownLease("the lease ended")
+                yield each
+
+        async def read() -> None:
+            seen = 0
+            async with aclosing(made.reader.read(items(), made)) as reads:
+                async for _ in reads:
+                    assert listed <= seen + 2 * (BATCH_BYTES // SIZE + 1) + 1
+                    seen += 1
+
+        with pytest.raises(UnknownLease):
+            await read()
+        assert made.reader.gate.held_bytes == 0
+
+
 async def test_a_narrow_gate_only_makes_it_slower() -> None:
     with rig(40, gate_bytes=1) as made:
         assert all(right(await made.all()))
@@ -116,6 +143,31 @@ async def test_an_item_that_moved_is_read_where_it_is_now() -> None:
         assert place is not None
         made.items[0] = item(0, Place(place.segment_id + 77, place.offset, place.length))
         made.now[0] = item(0, place)
+        assert all(right(await made.all()))
+        assert made.forgotten == []
+
+
+async def test_an_item_whose_move_is_not_known_yet_is_read_at_its_new_place_and_not_forgotten() -> None:
+    with rig(3) as made:
+        second = made.items[1]
+        assert second is not None
+        made.items[1] = made.now[1] = item(1, Place(99, 4096, SIZE))
+
+        def settle() -> None:
+            made.now[1] = second
+
+        made.settle = settle
+        assert all(right(await made.all()))
+        assert made.forgotten == []
+
+
+async def test_an_item_that_moves_again_while_it_is_read_is_followed() -> None:
+    with rig(2) as made:
+        first = made.items[0]
+        assert first is not None
+        places = iter([item(0, Place(98, 4096, SIZE)), item(0, Place(99, 4096, SIZE)), first])
+        made.items[0] = item(0, Place(97, 4096, SIZE))
+        made.settle = lambda: made.now.update({0: next(places)})
         assert all(right(await made.all()))
         assert made.forgotten == []
 

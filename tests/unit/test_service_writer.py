@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -263,6 +264,35 @@ async def test_a_file_system_that_others_have_filled_costs_old_blocks_or_a_refus
         await fill()
 
 
+async def test_others_who_take_every_byte_that_is_freed_do_not_empty_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = FullDevice(SEED)
+    async with rig(device=device, gather_seconds=0.0) as made:
+        for number in range(40):
+            await made.commit("r", [record(f"r{number}", 100_000)])
+        device.free_bytes = device.total_allocated()
+        give_back = made.writer.room.give_back_a_segment
+
+        async def give_back_to_others() -> bool:
+            given = await give_back()
+            device.free_bytes = device.total_allocated()
+            return given
+
+        monkeypatch.setattr(made.writer.room, "give_back_a_segment", give_back_to_others)
+        refused = 0
+        for number in range(60):
+            try:
+                await made.commit("new", [record(f"new{number}", 100_000)])
+            except NoSpace:
+                refused += 1
+        assert refused > 40
+        assert len(made.shelf.places) > 20
+        assert made.read(record("r39", 100_000)) == record("r39", 100_000).payload
+        device.free_bytes = 1 << 40
+        await made.commit("after", [record("after", 100_000)])
+
+
 async def test_a_small_commit_is_not_refused_for_a_large_one_beside_it() -> None:
     async with rig(budget_bytes=4 << 20, gather_bytes=700_000) as made:
         made.shelf.evictable = False
@@ -328,6 +358,60 @@ async def test_what_is_discarded_while_it_moves_is_dead_in_its_new_place(
         assert thrown_away
         await made.writer.alone(made.writer.room.survey)
         assert made.log.space().live == sum(place.length for place in made.shelf.places.values())
+
+
+async def test_a_segment_whose_cleaning_won_nothing_is_not_cleaned_twice() -> None:
+    """Nothing may be evicted, and what is dead lies thin: commits are refused for space, and for nothing else."""
+    chance = random.Random(SEED)
+    async with rig(budget_bytes=6 << 20, gather_seconds=0.0) as made:
+        made.shelf.evictable = False
+        refused = 0
+        for number in range(400):
+            try:
+                await made.commit("r", [record(f"r{number}", chance.choice([9_000, 100_000, 250_000]))])
+            except NoSpace:
+                refused += 1
+                for key in chance.sample(list(made.shelf.places), len(made.shelf.places) // 6):
+                    made.writer.room.discard([made.shelf.places.pop(key)])
+        assert refused
+        assert made.counts()["cleaned_bytes"] > 0
+
+
+async def test_while_a_segment_is_cleaned_nothing_is_settled_until_the_moves_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with rig(budget_bytes=8 << 20, gather_seconds=0.0) as made:
+        made.shelf.evictable = False
+        for number in range(40):
+            await made.commit("r", [record(f"r{number}", 100_000)])
+        for number in range(0, 40, 2):
+            made.writer.room.discard([made.shelf.places.pop(record(f"r{number}", 100_000).key)])
+        watched: list[tuple[asyncio.Task[bool], Place, bytes]] = []
+        loop = asyncio.get_running_loop()
+        clean = made.log.clean
+
+        async def settle(key: bytes) -> bool:
+            await made.writer.room.settled()
+            [payload] = made.log.read([(made.shelf.places[key], BlockKey(key), RecordKind.BLOCK)])
+            return payload is not None
+
+        def watch(moves: dict[Place, Place]) -> None:
+            key, place = next((key, place) for key, place in made.shelf.places.items() if place in moves)
+            watched.append((loop.create_task(settle(key)), place, key))
+
+        def clean_watched(segment_id: int) -> dict[Place, Place]:
+            moves = clean(segment_id)
+            # The old copies are gone, and nobody has heard of the new ones.
+            loop.call_soon_threadsafe(watch, moves)
+            return moves
+
+        monkeypatch.setattr(made.log, "clean", clean_watched)
+        for number in range(30):
+            await made.commit("new", [record(f"new{number}", 100_000)])
+        assert watched
+        for task, place, key in watched:
+            assert made.log.read([(place, BlockKey(key), RecordKind.BLOCK)]) == [None]
+            assert await task
 
 
 async def test_jobs_alone_run_between_commits_and_carry_their_errors() -> None:

@@ -86,7 +86,7 @@ def test_no_leftovers(pattern: str) -> None:
 
 def test_files_stay_short() -> None:
     long = {
-        str(p.relative_to(ROOT)): n for p in _sources(*CODE) if (n := len(p.read_text().splitlines())) > 600
+        str(p.relative_to(ROOT)): n for p in _sources(*CODE) if (n := len(p.read_text().splitlines())) > 700
     }
     assert not long
 

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable
 
+from kvstore.config import prefer_environment
 from kvstore.errors import KvstoreError
 
 
@@ -22,14 +23,19 @@ def _add_worker(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument("--listen", required=True, metavar="unix:PATH", help="the socket to serve on")
     parser.add_argument(
         "--cache",
-        default="",
+        type=_path,
+        default=None,
         metavar="DIR",
         help="the cache service's directory; without it nothing is stored",
     )
     weights = parser.add_mutually_exclusive_group()
     weights.add_argument("--seed", type=_count, default=0, help="random weights from this seed (default 0)")
     weights.add_argument(
-        "--checkpoint", default="", metavar="FOLDER", help="weights from a checkpoint folder"
+        "--checkpoint",
+        type=_path,
+        default=None,
+        metavar="FOLDER",
+        help="weights from a checkpoint folder",
     )
     parser.add_argument(
         "--profile", default="tiny", help="the model's profile where weights are random (default tiny)"
@@ -77,10 +83,10 @@ def _run_worker(args: argparse.Namespace) -> int:
         options = WorkerOptions(
             role=args.role,
             listen=args.listen,
-            cache=args.cache,
+            cache=args.cache or "",
             profile=args.profile,
             seed=args.seed,
-            checkpoint=args.checkpoint,
+            checkpoint=args.checkpoint or "",
             device=args.device,
             dtype=args.dtype,
             threads=args.threads,
@@ -91,6 +97,9 @@ def _run_worker(args: argparse.Namespace) -> int:
         )
         # Before torch is imported, so that a slip is answered at once.
         check_options(options)
+        # Read when torch is loaded. By default its threads wait for each other by spinning, which makes two workers that
+        # share their cores dozens of times slower than one.
+        prefer_environment("OMP_WAIT_POLICY", "PASSIVE")
         from kvstore_workers.runtime.process import serve_worker
 
         serve_worker(options)
@@ -122,15 +131,22 @@ def _exit_code(serve: Callable[[], None], name: str) -> int:
     return 0
 
 
+def _path(text: str) -> str:
+    # Empty is what an unset variable gives, and would mean random weights, or no store, without a word.
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path")
+    return text
+
+
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text}: not a whole number of at least 0")
-    return value
+    return _whole(text, 0, 2**63 - 1)
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text}: not a whole number from 1 to 10000")
-    return value
+    return _whole(text, 1, 10_000)
+
+
+def _whole(text: str, low: int, high: int) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20 and low <= int(text) <= high):
+        raise argparse.ArgumentTypeError(f"{text}: not a whole number from {low} to {high}")
+    return int(text)

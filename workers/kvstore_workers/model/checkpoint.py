@@ -47,6 +47,8 @@ _SPELLINGS: tuple[tuple[str, str], ...] = (
     (r"\.gate_proj\.", ".wgate."),
     (r"\.e_score_correction_bias$", ".bias"),
 )
+_NUMBER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _STACKED = re.compile(r"^(layers\.\d+\.ffn\.experts)\.(gate_up_proj|down_proj)$")
 
 
@@ -61,7 +63,7 @@ def load_folder(folder: Path, *, name: str) -> tuple[ModelConfig, dict[str, torc
     config = ModelConfig.from_hf(_json(folder / "config.json"), name=name)
     found: dict[str, torch.Tensor] = {}
     for path in _tensor_files(folder):
-        found.update(_read(path))
+        _read(path, found)
     specs = tensor_specs(config)
     _compare(folder, specs, found)
     return config, found
@@ -112,14 +114,21 @@ def _tensor_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
+def _read(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Add the file's tensors, each under its published name."""
     try:
         with safe_open(path, framework="pt") as file:
             for stored in file.keys():  # noqa: SIM118 (the handle is no mapping)
                 if _IGNORED.search(stored):
                     continue
                 for name, tensor in _unstacked(published_name(stored), file.get_tensor(stored)):
+                    if name in tensors:
+                        raise ProfileError(
+                            f"a tensor is here twice, the second time in {path.name}",
+                            field=stored,
+                            value=name,
+                            allowed="each tensor once, in one spelling",
+                        )
                     tensors[name] = tensor
     except (OSError, SafetensorError) as error:
         raise ProfileError(
@@ -128,7 +137,6 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
             value=error,
             allowed="a safetensors file",
         ) from error
-    return tensors
 
 
 def _unstacked(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
@@ -166,12 +174,11 @@ def _compare(folder: Path, specs: Mapping[str, TensorSpec], found: Mapping[str, 
                 value=tuple(tensor.shape),
                 allowed=str(spec.shape),
             )
-        if spec.role == "ids":
-            continue
-        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        known = _ID_DTYPES if spec.role == "ids" else _NUMBER_DTYPES
+        if tensor.dtype not in known:
             raise ProfileError(
                 "tensor of an unsupported type",
                 field=name,
                 value=tensor.dtype,
-                allowed="float32, bfloat16, float16",
+                allowed=", ".join(str(dtype).removeprefix("torch.") for dtype in known),
             )

@@ -180,13 +180,20 @@ def _check(c: ModelConfig) -> None:
         "experts_per_token",
         "moe_width",
         "hc_mult",
-        "hc_sinkhorn_iters",
     ):
         value = getattr(c, field)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 20:
             raise ProfileError(
                 f"bad {field}", field=field, value=value, allowed="a whole number from 1 to 1048576"
             )
+    if not isinstance(c.hc_sinkhorn_iters, int) or not 1 <= c.hc_sinkhorn_iters <= 1000:
+        # Run for every token in every layer: a slip here would look like a worker that hangs.
+        raise ProfileError(
+            "bad hc_sinkhorn_iters",
+            field="hc_sinkhorn_iters",
+            value=c.hc_sinkhorn_iters,
+            allowed="a whole number from 1 to 1000",
+        )
     if not 0 <= c.num_hash_layers <= c.layer_count:
         raise ProfileError(
             "bad num_hash_layers",

@@ -42,10 +42,14 @@ class _Fields:
             raise self.refuse(name, value, "a whole number")
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def number(
+        self, name: str, default: float | None = None, *, above: float = 0.0, most: float = 1e6
+    ) -> float:
+        """A number in (above, most]: outside, logarithms, roots and quotients of the forward are not defined."""
         value = self.values.get(name, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-            raise self.refuse(name, value, "a finite number")
+        # not finite: NaN is above nothing
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not above < value <= most:
+            raise self.refuse(name, value, f"a number above {above:g}, at most {most:g}")
         return float(value)
 
     def items(self, name: str) -> list[Any] | None:
@@ -108,8 +112,8 @@ def config_from_hf(config: Mapping[str, object], *, name: str, block_tokens: int
         swiglu_limit=top.number("swiglu_limit"),
         hc_mult=top.whole("hc_mult"),
         hc_sinkhorn_iters=top.whole("hc_sinkhorn_iters"),
-        hc_eps=top.number("hc_eps"),
-        rms_norm_eps=top.number("rms_norm_eps"),
+        hc_eps=top.number("hc_eps", most=1.0),
+        rms_norm_eps=top.number("rms_norm_eps", most=1.0),
         window_rope=window_rope,
         entry_rope=entry_rope,
     )
@@ -126,14 +130,14 @@ def _layers(top: _Fields) -> tuple[Layer, ...]:
     types, ratios = top.items("layer_types"), top.items("compress_ratios")
     if types is not None:
         for index, kind in enumerate(types):
-            if kind not in _KIND_OF_TYPE:
+            if not isinstance(kind, str) or kind not in _KIND_OF_TYPE:
                 raise top.refuse(f"layer_types[{index}]", kind, ", ".join(_KIND_OF_TYPE))
         kinds = [_KIND_OF_TYPE[kind] for kind in types]
         source = "layer_types"
     elif ratios is not None:
         kind_of = {ratio: kind for kind, ratio in ratio_of.items()}
         for index, ratio in enumerate(ratios):
-            if ratio not in kind_of:
+            if not isinstance(ratio, int) or ratio not in kind_of:
                 raise top.refuse(
                     f"compress_ratios[{index}]", ratio, ", ".join(str(known) for known in kind_of)
                 )
@@ -151,7 +155,7 @@ def _layers(top: _Fields) -> tuple[Layer, ...]:
 def _rope_dim(top: _Fields, head_dim: int) -> int:
     if "qk_rope_head_dim" in top.values:
         return top.whole("qk_rope_head_dim")
-    return int(head_dim * top.number("partial_rotary_factor"))
+    return int(head_dim * top.number("partial_rotary_factor", most=1.0))
 
 
 def _hash_layers(top: _Fields, count: int) -> int:
@@ -173,8 +177,12 @@ def _ropes(top: _Fields) -> tuple[Rope, Rope]:
         kind = main.values.get("rope_type", "default")
         if kind != "default":
             raise main.refuse("rope_type", kind, "default")
-        return Rope(main.number("rope_theta")), Rope(entry.number("rope_theta"), _yarn(entry))
-    return Rope(top.number("rope_theta")), Rope(top.number("compress_rope_theta"), _yarn(parameters))
+        return Rope(_theta(main)), Rope(_theta(entry), _yarn(entry))
+    return Rope(_theta(top)), Rope(_theta(top, "compress_rope_theta"), _yarn(parameters))
+
+
+def _theta(fields: _Fields, name: str = "rope_theta") -> float:
+    return fields.number(name, above=1.0, most=1e12)
 
 
 def _yarn(fields: _Fields) -> Yarn | None:
@@ -189,9 +197,12 @@ def _yarn(fields: _Fields) -> Yarn | None:
         )
     if fields.values.get("truncate", True) is not True:
         raise fields.refuse("truncate", fields.values["truncate"], "true")
+    original = fields.whole("original_max_position_embeddings")
+    if original < 1:
+        raise fields.refuse("original_max_position_embeddings", original, "at least 1")
     return Yarn(
-        fields.number("factor"),
-        fields.number("beta_fast", 32.0),
-        fields.number("beta_slow", 1.0),
-        fields.whole("original_max_position_embeddings"),
+        fields.number("factor", above=1e-6),
+        fields.number("beta_fast", 32.0, above=1e-6),
+        fields.number("beta_slow", 1.0, above=1e-6),
+        original,
     )

@@ -22,7 +22,8 @@ def pick(logits: torch.Tensor, *, seed: int | None, temperature: float, position
         return int((row == row.max()).nonzero()[0])
     if seed is None:
         raise InvalidArgument("sampling needs a seed", field="seed", value=seed, allowed="a whole number")
-    shares = torch.softmax(row.double() / temperature, dim=0)
+    # from the largest down: divided by a tiny temperature, plain logits would overflow
+    shares = torch.softmax((row.double() - row.max().double()) / temperature, dim=0)
     # A generator seeded with seed + position would repeat a neighbour seed's draws one position later.
     mixed = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03) & 0x7FFF_FFFF_FFFF_FFFF
     generator = torch.Generator().manual_seed(mixed)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvstore.errors import ProfileError
 from kvstore_workers.model.config import TILE
 from kvstore_workers.model.model import Model
 from kvstore_workers.model.sequence import Sequence
@@ -32,7 +33,10 @@ class SelfCheck:
 def self_check(
     model: Model, *, tokens: int = TILE + 64, seed: int = 0, far: tuple[int, ...] = FAR_POSITIONS
 ) -> SelfCheck:
-    """Run `tokens` random tokens (more than TILE) in every way and compare; leaves the decode tile found in `model`."""
+    """Run `tokens` random tokens (more than TILE) in every way and compare; leaves the decode tile found in `model`.
+
+    ProfileError when the model gives no numbers at all: damaged weights would answer every request with a fault.
+    """
     assert tokens > TILE + DECODED, f"{tokens} tokens do not cross a tile, more than {TILE + DECODED} do"
     details: dict[str, bool] = {}
     ways = _ways(model, tokens, seed, far)
@@ -61,7 +65,14 @@ def _ways(model: Model, count: int, seed: int, far: tuple[int, ...]) -> dict[str
 
     @functools.cache
     def prefill() -> torch.Tensor:
-        return _logits(model, model.start(), tokens)
+        logits = _logits(model, model.start(), tokens)
+        if not bool(torch.isfinite(logits).all()):
+            raise ProfileError(
+                "the model's logits are not finite: its weights or its config are damaged",
+                field="weights",
+                value=model.weights_revision,
+            )
+        return logits
 
     def whole(first: int = 0, last: int = count) -> torch.Tensor:
         return prefill()[first:last]

@@ -48,6 +48,7 @@ class Relay:
         self._before = StoreReport()
         self._latest = StoreReport()
         self.ticket = b""
+        self.model = b""
 
     def begin_worker(self) -> None:
         """A further worker's events come from here on: its counts add to those before, its tokens start again."""
@@ -81,6 +82,9 @@ class Relay:
 
     def _passed(self, event: _Event) -> _Event | None:
         if event.kind == _Event.PREFIX:
+            if not self.tokens:
+                # Whoever picks the first token decides which model the others must have.
+                self.model = event.model
             if self._has_prefix:
                 return None
             self._has_prefix = True
@@ -200,6 +204,7 @@ class GatewayServicer(worker_pb2_grpc.GatewayServicer):
         has_first = bool(relay.tokens)
         if has_first:
             asked.first_token = relay.tokens[0]
+            asked.model = relay.model
             asked.ticket = relay.ticket if use_ticket else b""
         for event in caller.events(self._decode.Run, asked):
             passed = relay.decode(event, has_first=has_first)

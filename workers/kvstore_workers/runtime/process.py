@@ -67,8 +67,8 @@ def _prepare(options: WorkerOptions) -> tuple[Model, SelfCheck, str]:
         torch.set_num_threads(options.threads)
     device, dtype = _device(options.device), _TORCH_DTYPES[options.dtype]
     if options.checkpoint:
-        folder = Path(options.checkpoint)
-        model = Model.load(folder, device=device, dtype=dtype, name=folder.name)
+        # Named alike wherever the folder lies: the name is part of what decides whether bytes may be shared.
+        model = Model.load(Path(options.checkpoint), device=device, dtype=dtype)
     else:
         config = ModelConfig.for_profile(get_profile(options.profile))
         model = Model.random(config, seed=options.seed, device=device, dtype=dtype)
@@ -79,6 +79,8 @@ def _prepare(options: WorkerOptions) -> tuple[Model, SelfCheck, str]:
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError("the model runs on cpu and cuda")
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]

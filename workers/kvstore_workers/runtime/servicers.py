@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import grpc
 
 from kvstore.clock import Clock
-from kvstore.errors import InvalidArgument
+from kvstore.errors import GeometryMismatch, InvalidArgument
+from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.v1 import cache_pb2, worker_pb2, worker_pb2_grpc
 from kvstore_workers.runtime.answering import refuse
 from kvstore_workers.runtime.engine import Engine
@@ -30,9 +31,16 @@ class Desk:
     clock: Clock
 
 
+def model_digest(engine: Engine) -> bytes:
+    """What two workers must have in common for one to go on from the other's tokens."""
+    model = engine.model
+    return NamespaceIdentity(model.profile, weights_revision=model.weights_revision, numerics="").digest()
+
+
 class PrefillServicer(worker_pb2_grpc.PrefillServicer):
     def __init__(self, engine: Engine, desk: Desk) -> None:
         self._engine, self._desk = engine, desk
+        self._model = model_digest(engine)
 
     def Run(  # noqa: N802 -- gRPC's name
         self, request: worker_pb2.GenerateRequest, context: grpc.ServicerContext
@@ -42,12 +50,13 @@ class PrefillServicer(worker_pb2_grpc.PrefillServicer):
             self._engine.check(job)
             return lambda stop: self._engine.prefill(job, stop=stop)
 
-        return stream(work, self._desk, context, method="Prefill.Run")
+        return stream(work, self._desk, context, method="Prefill.Run", model=self._model)
 
 
 class DecodeServicer(worker_pb2_grpc.DecodeServicer):
     def __init__(self, engine: Engine, desk: Desk) -> None:
         self._engine, self._desk = engine, desk
+        self._model = model_digest(engine)
 
     def Run(  # noqa: N802 -- gRPC's name
         self, request: worker_pb2.DecodeRequest, context: grpc.ServicerContext
@@ -57,12 +66,19 @@ class DecodeServicer(worker_pb2_grpc.DecodeServicer):
                 raise InvalidArgument(
                     "nothing to decode", field="request", value="none", allowed="a GenerateRequest"
                 )
+            if request.model not in (b"", self._model):
+                raise GeometryMismatch(
+                    "the first token is from a worker with another model",
+                    field="model",
+                    value=request.model,
+                    allowed=self._model.hex(),
+                )
             job = from_request(request.request)
             first = request.first_token if request.HasField("first_token") else None
             self._engine.check(job, ticket=request.ticket, first_token=first)
             return lambda stop: self._engine.decode(job, stop=stop, ticket=request.ticket, first_token=first)
 
-        return stream(work, self._desk, context, method="Decode.Run")
+        return stream(work, self._desk, context, method="Decode.Run", model=self._model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +111,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
 
 def stream(
-    make: Callable[[], Work], desk: Desk, context: grpc.ServicerContext, *, method: str
+    make: Callable[[], Work], desk: Desk, context: grpc.ServicerContext, *, method: str, model: bytes
 ) -> Iterator[worker_pb2.GenerateEvent]:
     """Run what `make` gives in the lane and yield its events; `make` raises what is wrong with the request."""
     clock = desk.clock
@@ -110,6 +126,6 @@ def stream(
             for event in events:
                 # Here and not in the lane, where the next request computes while this one waits for the store.
                 last = event.done() if isinstance(event, Computed) else event
-                yield to_event(last, at_seconds=clock.monotonic() - began)
+                yield to_event(last, at_seconds=clock.monotonic() - began, model=model)
     except Exception as error:  # noqa: BLE001 -- becomes a status, and is logged where it is unexpected
         refuse(context, error, method=method)

@@ -29,10 +29,14 @@ def from_request(message: pb.GenerateRequest) -> Request:
     )
 
 
-def to_event(event: Prefixed | Stored | Picked | Done, *, at_seconds: float) -> pb.GenerateEvent:
+def to_event(
+    event: Prefixed | Stored | Picked | Done, *, at_seconds: float, model: bytes = b""
+) -> pb.GenerateEvent:
     kinds = pb.GenerateEvent
     if isinstance(event, Prefixed):
-        return pb.GenerateEvent(kind=kinds.PREFIX, at_seconds=at_seconds, prefix=to_prefix(event.report))
+        return pb.GenerateEvent(
+            kind=kinds.PREFIX, at_seconds=at_seconds, prefix=to_prefix(event.report), model=model
+        )
     if isinstance(event, Stored):
         return pb.GenerateEvent(kind=kinds.STORED, at_seconds=at_seconds, stored=to_stored(event.report))
     if isinstance(event, Picked):

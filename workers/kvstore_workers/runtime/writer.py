@@ -207,7 +207,10 @@ class Writer:
                 self._queued_bytes -= sum(len(entry.payload) for entry in batch)
 
     def _next_batch(self) -> list[Entry] | None:
-        """Neighbours of one run from the queue's head; waits for the first. None when closing and empty."""
+        """Neighbours of one run from the queue's head; waits for the first. None when closing and empty.
+
+        No item is in a batch twice: a state that first goes to one tier and at the end to the other too takes a second.
+        """
         limits = self._limits
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing)
@@ -215,10 +218,12 @@ class Writer:
                 return None
             batch = [self._queue.popleft()]
             size = len(batch[0].payload)
+            named = {_name(batch[0])}
             while self._queue and len(batch) < limits.batch_items and self._queue[0].run is batch[0].run:
                 size += len(self._queue[0].payload)
-                if size > limits.batch_bytes:
+                if size > limits.batch_bytes or _name(self._queue[0]) in named:
                     break
+                named.add(_name(self._queue[0]))
                 batch.append(self._queue.popleft())
             return batch
 
@@ -286,6 +291,10 @@ class Writer:
     def _pause(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._closing, timeout=self._limits.in_flight_seconds)
+
+
+def _name(entry: Entry) -> tuple[ItemKind, bytes]:
+    return entry.item.kind, entry.item.key
 
 
 def _fate(outcome: ReserveOutcome, *, is_lost: bool) -> Fate:
