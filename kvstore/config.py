@@ -35,6 +35,22 @@ def parse_size(text: str | int, *, name: str) -> int:
     return int(number)
 
 
+def size_text(count: int) -> str:
+    """The shortest text that `parse_size` reads as `count` bytes, a whole number."""
+    for unit, scale in reversed(_SIZE_UNITS.items()):
+        if unit and count and int(count) % scale == 0:
+            return f"{count // scale}{unit}"
+    return f"{count}B"
+
+
+def time_text(seconds: float) -> str:
+    """The shortest text that `parse_time` reads as so many seconds."""
+    for unit in ("h", "m", "s"):
+        if seconds >= _TIME_UNITS[unit] and seconds % _TIME_UNITS[unit] == 0:
+            return f"{seconds / _TIME_UNITS[unit]:g}{unit}"
+    return f"{seconds * 1000:g}ms" if 0 < seconds < 1 else f"{seconds:g}s"
+
+
 def parse_time(text: str | float, *, name: str) -> float:
     """Seconds from `72h`, `500ms`, `10` (seconds); ConfigError naming `name` for anything else."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", str(text).strip())
@@ -136,9 +152,41 @@ class ServiceConfig:
         return self.staging or _memory_bytes() // 20
 
 
-def option_names() -> dict[str, str]:
-    """Every option and what it is for, in the order of the class."""
-    return {f.name: f.metadata["about"] for f in fields(ServiceConfig)}
+_KINDS: dict[Callable[..., Any], str] = {
+    parse_size: "SIZE",
+    parse_time: "TIME",
+    parse_count: "COUNT",
+    parse_fraction: "SHARE",
+    parse_text: "TEXT",
+}
+_TEXTS: dict[Callable[..., Any], Callable[[Any], str]] = {
+    parse_size: size_text,
+    parse_time: time_text,
+    parse_count: str,
+    parse_fraction: str,
+    parse_text: str,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`kind` is SIZE (64GiB), TIME (72h), COUNT, SHARE (0 to 1) or TEXT; `default` is its text, empty for none."""
+
+    name: str
+    kind: str
+    about: str
+    default: str
+
+
+def options() -> list[Option]:
+    """Every option of the service, in the order of the class."""
+    found = []
+    for f in fields(ServiceConfig):
+        parse = f.metadata["parse"]
+        # 0 stands for a share of memory or of the budget, which the option's own words explain.
+        default = "" if f.default is MISSING or f.default in ("", 0) else _TEXTS[parse](f.default)
+        found.append(Option(f.name, _KINDS[parse], f.metadata["about"], default))
+    return found
 
 
 def load_service_config(
@@ -166,10 +214,9 @@ def load_service_config(
         meta = known[key].metadata
         value = meta["parse"](raw, name=source)
         if isinstance(value, (int, float)) and not meta["low"] <= value <= meta["high"]:
-            high = "" if meta["high"] == math.inf else f" to {meta['high']:g}"
-            raise ConfigError(
-                "out of range", field=source, value=raw, allowed=f"{meta['low']:g}{high or ' or more'}"
-            )
+            show = _TEXTS[meta["parse"]]
+            high = " or more" if meta["high"] == math.inf else f" to {show(meta['high'])}"
+            raise ConfigError("out of range", field=source, value=raw, allowed=f"{show(meta['low'])}{high}")
         values[key] = value
     if not values.get("dir"):
         raise ConfigError(

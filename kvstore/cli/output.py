@@ -25,6 +25,12 @@ def add_json_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_json_target(args: argparse.Namespace) -> None:
+    """Refuse a file that cannot be written before long work, rather than after it."""
+    if args.json is not None and args.json != STDOUT:
+        _write(args.json, "")
+
+
 def emit(args: argparse.Namespace, value: Any, text: str) -> None:
     """Print `text`; with --json FILE also write `value` there; with bare --json print `value` instead."""
     if args.json is None:
@@ -35,13 +41,17 @@ def emit(args: argparse.Namespace, value: Any, text: str) -> None:
         sys.stdout.write(document)
         return
     print(text)
+    _write(args.json, document)
+
+
+def _write(path: str, document: str) -> None:
     try:
-        Path(args.json).write_text(document, encoding="utf-8")
+        Path(path).write_text(document, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"cannot write the JSON file: {error.strerror}",
             field="--json",
-            value=args.json,
+            value=path,
             allowed="a writable path",
         ) from error
 

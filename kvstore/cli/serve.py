@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import argparse
 
-from kvstore.config import load_service_config, option_names
+from kvstore.config import load_service_config, options
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "serve",
         help="run the cache service on a directory",
-        description="Run the cache service. Flags go before KVSTORE_* variables, those before --config FILE (TOML).",
+        description="Run the cache service. Flags go before KVSTORE_* variables, those before --config FILE (TOML). A SIZE is "
+        "like 64GiB or 4096, a TIME like 72h, 10m or 500ms, a SHARE a number from 0 to 1.",
     )
     parser.add_argument(
         "--config", metavar="FILE", default=None, help="TOML file with any of the options below"
     )
-    for name, about in option_names().items():
+    for option in options():
         parser.add_argument(
-            f"--{name.replace('_', '-')}", dest=name, metavar="VALUE", default=None, help=about
+            f"--{option.name.replace('_', '-')}",
+            dest=option.name,
+            metavar=option.kind,
+            default=None,
+            help=option.about + (f" (default {option.default})" if option.default else ""),
         )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    config = load_service_config({name: getattr(args, name) for name in option_names()}, file=args.config)
+    config = load_service_config(
+        {option.name: getattr(args, option.name) for option in options()}, file=args.config
+    )
     from kvstore.service.server import main_blocking
 
     main_blocking(config)

@@ -25,6 +25,7 @@ class Limits:
     reservations: int = 10_000
     reservations_per_session: int = 1_024
     reserved_items: int = 65_536
+    reserved_items_in_all: int = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class Live:
             seconds=reservation_seconds,
             most=limits.reservations,
             most_per_session=limits.reservations_per_session,
+            most_items=limits.reserved_items_in_all,
         )
         self.totals: Counter[str] = Counter()
         self.block_bytes = 0

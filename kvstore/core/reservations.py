@@ -36,11 +36,14 @@ class Reservation:
 class ReservationTable:
     """All reservations, by number, by session and by key. `now` is monotonic seconds."""
 
-    def __init__(self, holds: Holds, *, seconds: float, most: int, most_per_session: int) -> None:
+    def __init__(
+        self, holds: Holds, *, seconds: float, most: int, most_per_session: int, most_items: int
+    ) -> None:
         self._holds = holds
         self._seconds = seconds
         self._most = most
         self._most_per_session = most_per_session
+        self._most_items = most_items
         self._open: dict[int, Reservation] = {}
         self._sessions: dict[str, set[int]] = {}
         self._in_flight: dict[tuple[NamespaceDigest, ItemId], tuple[Reservation, Granted]] = {}
@@ -58,16 +61,17 @@ class ReservationTable:
     def in_flight(self) -> int:
         return len(self._in_flight)
 
-    def check_room(self, session: str) -> None:
-        """Raise LimitExceeded unless one more may be made."""
+    def check_room(self, session: str, items: int) -> None:
+        """Raise LimitExceeded unless one more of so many items may be made."""
         mine = len(self._sessions.get(session, ()))
         for name, value, most in (
             ("reservations", len(self._open) + 1, self._most),
             ("reservations_per_session", mine + 1, self._most_per_session),
+            ("reserved_items_in_all", self.in_flight + items, self._most_items),
         ):
             if value > most:
                 raise LimitExceeded(
-                    "too many open reservations; commit or abort some",
+                    "too much is reserved; commit or abort some",
                     field=name,
                     value=value,
                     allowed=f"{most}",

@@ -28,7 +28,8 @@ from kvstore.types import KEY_BYTES, BlockKey, ItemId, ItemKind, Lineage
 @dataclass(slots=True)
 class _Claim:
     """A reserve call under way. `promised`: position of each block granted in it; `builds_on`: slot, or None while it is
-    being written, of each other block that the granted items follow; `used`: slots that the call is interested in."""
+    being written, of each other block that the granted items follow; `used`: slots that the call is interested in;
+    `unleased`: slots that no lease was found to cover."""
 
     info: NamespaceInfo
     session: str
@@ -37,6 +38,7 @@ class _Claim:
     promised: dict[BlockKey, int] = field(default_factory=dict)
     builds_on: dict[BlockKey, int | None] = field(default_factory=dict)
     used: list[int] = field(default_factory=list)
+    unleased: set[int] = field(default_factory=set)
 
 
 def reserve(
@@ -63,7 +65,7 @@ def reserve(
         raise InvalidArgument(
             "an item is named twice", field="items", value=len(items), allowed="each item once"
         )
-    live.reservations.check_room(session)
+    live.reservations.check_room(session, len(items))
     claim = _Claim(info, session, now_mono)
     outcomes = [_decide(live, claim, index, item) for index, item in enumerate(items)]
     for slot in claim.used:
@@ -96,6 +98,7 @@ def commit(
     live.reservations.end(reservation)
     visible: list[ItemId] = []
     discard: list[Place] = []
+    unleased: set[int] = set()
     total = 0
     for granted in reservation.granted:
         item = granted.item
@@ -106,7 +109,7 @@ def commit(
         if reservation.void or info is None:
             kept, dropped = False, [written.place] if written.place is not None else []
         elif item.kind is ItemKind.BLOCK:
-            kept, dropped = _show_block(live, info, item, written, now_wall)
+            kept, dropped = _show_block(live, info, item, written, unleased=unleased, now_wall=now_wall)
         else:
             kept, dropped = _show_state(live, info, item, written, now_mono=now_mono, now_wall=now_wall)
         discard += dropped
@@ -192,7 +195,7 @@ def _decide_block(live: Live, claim: _Claim, index: int, item: ReserveItem, slot
                 allowed="the key of the block before it",
             )
         claim.used.append(slot)
-        if not _may_replace_block(live, slot, item.lineage):
+        if not _may_replace_block(live, slot, item.lineage, claim.unleased):
             return Outcome(ReserveOutcome.HELD)
     flight = _in_flight(live, claim, item)
     if flight is not None:
@@ -280,11 +283,16 @@ def _check_parent(index: int, position: int, edge: int) -> None:
         )
 
 
-def _may_replace_block(live: Live, slot: int, lineage: Lineage) -> bool:
-    """EXACT bytes may take the place of BOUNDED ones that nobody leases; else the first writer wins."""
+def _may_replace_block(live: Live, slot: int, lineage: Lineage, unleased: set[int]) -> bool:
+    """EXACT bytes may take the place of BOUNDED ones that nobody leases; else the first writer wins. `unleased` is what
+    earlier blocks of the same call have shown: a lease covers its chain from the root, so that nothing below a block
+    without one has one, and all leases are walked once a chain instead of once a block."""
     if not (lineage is Lineage.EXACT and live.index.lineage(slot) is Lineage.BOUNDED):
         return False
-    return not live.leases.covers(slot, live.index.number[slot])
+    if live.index.parent[slot] not in unleased and live.leases.covers(slot, live.index.number[slot]):
+        return False
+    unleased.add(slot)
+    return True
 
 
 def _may_replace_state(row: StateRow, lineage: Lineage) -> bool:
@@ -298,7 +306,13 @@ def _check_written(item: ReserveItem, written: Written) -> None:
 
 
 def _show_block(
-    live: Live, info: NamespaceInfo, item: ReserveItem, written: Written, now_wall: float
+    live: Live,
+    info: NamespaceInfo,
+    item: ReserveItem,
+    written: Written,
+    *,
+    unleased: set[int],
+    now_wall: float,
 ) -> tuple[bool, list[Place]]:
     """(Whether it is visible now, places that nothing refers to.)"""
     place = written.place
@@ -306,7 +320,7 @@ def _show_block(
     slot = live.index.find(info.number, item.key)
     if slot != NO_SLOT:
         live.touch(slot, now_wall)
-        if not _may_replace_block(live, slot, item.lineage):
+        if not _may_replace_block(live, slot, item.lineage, unleased):
             return True, [place]
         return True, [live.replace_block(slot, place, checks=written.checks, lineage=item.lineage)]
     parent = NO_SLOT

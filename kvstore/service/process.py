@@ -76,10 +76,14 @@ def close_directory_to_others(directory: Path) -> None:
         directory.chmod(0o700)
 
 
-def check_space(directory: Path, *, need_bytes: int) -> None:
-    """NoSpace when the file system has less than `need_bytes` for us, counting what we hold there already."""
+def check_space(directory: Path, *, need_bytes: int, budget_bytes: int) -> None:
+    """NoSpace when the file system has less than `need_bytes` for us, counting what we hold there already; a warning
+    when it has less than the budget, since it is then the file system that decides what is kept."""
     system = os.statvfs(directory)
-    held = sum(entry.stat().st_blocks * 512 for entry in directory.rglob("*") if entry.is_file())
+    held = 0
+    for entry in directory.rglob("*"):
+        with suppress(FileNotFoundError):  # another service may run here, and be refused only by its lock
+            held += entry.lstat().st_blocks * 512
     free = system.f_bavail * system.f_frsize
     if free + held < need_bytes:
         raise NoSpace(
@@ -87,6 +91,14 @@ def check_space(directory: Path, *, need_bytes: int) -> None:
             field="free",
             value=free,
             allowed=f"{need_bytes} bytes or more, for two segments",
+        )
+    if free + held < budget_bytes:
+        log.warning(
+            "the disk budget of %d bytes is more than the file system of %s has for us, %d bytes: when it is full, "
+            "states and blocks are evicted before their time; set --disk to what it can hold",
+            budget_bytes,
+            directory,
+            free + held,
         )
 
 

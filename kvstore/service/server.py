@@ -138,7 +138,7 @@ def _open(
     places: Places, config: ServiceConfig, segment_bytes: int, clock: Clock
 ) -> tuple[RecordLog, Recovery]:
     make_directory(places.directory)
-    check_space(places.directory, need_bytes=2 * segment_bytes)
+    check_space(places.directory, need_bytes=2 * segment_bytes, budget_bytes=config.disk)
     return open_log(places.directory, budget_bytes=config.disk, segment_bytes=segment_bytes, clock=clock)
 
 

@@ -21,6 +21,8 @@ async def until_end(
     could have held its lease.
     """
     task = asyncio.ensure_future(step)
+    # Where nobody is left to hear of its error, that is no error of ours.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         either: set[asyncio.Future[Any]] = {task, session.ended}
         await asyncio.wait(either, timeout=max(seconds, 0.0), return_when=asyncio.FIRST_COMPLETED)

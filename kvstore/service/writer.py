@@ -159,6 +159,10 @@ class Writer:
         loop = asyncio.get_running_loop()
         if loop.time() < self._keep_until or not await self.room.give_back_a_segment():
             raise error
+        log.warning(
+            "the file system is full though the disk budget is not used up; evicted to go on writing: %s",
+            error,
+        )
         try:
             return await self.in_thread(lambda: self._log.append(records))
         except NoSpace:
@@ -172,9 +176,11 @@ class Writer:
         return self._decisions.evict(need_bytes)
 
     def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
-        """Records of the commits under way are durable but not published: only this batch knows their places."""
+        """Records of the commits under way are durable but not published: only this batch knows their places. Those
+        that the batch has published already are the others' to follow."""
         for commit in self._batch:
-            commit.places = [moves.pop(place, place) for place in commit.places]
+            if not commit.done.done():
+                commit.places = [moves.pop(place, place) for place in commit.places]
         return self._decisions.moved(segment_id, moves)
 
     # ---- the task -----------------------------------------------------------------------------------------------

@@ -131,8 +131,9 @@ class RecordLog(Protocol):
         """Give back every sealed segment in which nothing lives and that no reader holds. Bytes given back."""
 
     def cheapest_segment(self) -> tuple[int, int] | None:
-        """(segment id, live bytes) of the sealed segment with the fewest live bytes, or None. One in which nothing
-        lives is not named: `reclaim` takes it as soon as no reader holds it."""
+        """(segment id, live bytes) of the sealed segment with the fewest live bytes for its size, or None: copies
+        lie in segments no larger than they are, and cleaning those wins nothing. One in which nothing lives is not
+        named: `reclaim` takes it as soon as no reader holds it."""
 
     def clean(self, segment_id: int) -> dict[Place, Place]:
         """Copy the live records of a sealed segment forward, durably, then let the segment go. Old place to new

@@ -102,13 +102,13 @@ class SegmentLog:
     def cheapest_segment(self) -> tuple[int, int] | None:
         with self._table.lock:
             costs = [
-                (segment.live, segment.segment_id)
+                (segment.live / segment.allocated, segment.segment_id, segment.live)
                 for segment in self._table.segments.values()
                 if segment.state is State.CLOSED and segment.has_live()
             ]
         if not costs:
             return None
-        live, segment_id = min(costs)
+        _, segment_id, live = min(costs)
         return segment_id, live
 
     def clean(self, segment_id: int) -> dict[Place, Place]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -171,5 +172,22 @@ def test_workers_and_gateway_refuse_bad_options() -> None:
         ),
         (("demo", "--turns", "3"), ("--turns=3",)),
         (("demo", "--files", "/nonexistent"), ("/nonexistent",)),
+        (("demo", "--json", "/nonexistent/demo.json"), ("--json", "/nonexistent/demo.json")),
     ):
         _refused(_kvstore(*args), *words)
+
+
+def test_the_readmes_client_example_runs_as_written(service: ServiceProcess, tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    examples = [
+        block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "CacheClient" in block
+    ]
+    assert len(examples) == 1
+    program = tmp_path / "example.py"
+    program.write_text(examples[0].replace("/data/kv", str(service.directory)))
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "compute_from=64" in done.stdout
+    assert done.stdout.endswith("0 True\n1 True\n")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -58,3 +62,46 @@ def test_the_demo_serves_every_planned_source_and_changes_no_answer(tmp_path: Pa
             "identical",
             "max_logit_difference",
         }
+
+
+def _lives(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGHUP, 130), (signal.SIGKILL, -9)],
+)
+def test_a_demo_that_is_ended_half_way_leaves_no_process_and_no_directory(
+    number: signal.Signals, code: int
+) -> None:
+    with TemporaryDirectory(prefix="kv-") as folder:
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "kvstore.cli.main", "demo"],
+            env={**os.environ, "TMPDIR": folder},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        pids: list[int] = []
+        try:
+            for _ in range(300):
+                pids = [
+                    int(pid) for pid in Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
+                ]
+                if len(pids) == 5:
+                    break
+                time.sleep(0.1)
+            demo.send_signal(number)
+            _, words = demo.communicate(timeout=60)
+        finally:
+            demo.kill()
+        assert len(pids) == 5
+        assert (demo.returncode, words) == (code, b"kvstore: interrupted\n" if code > 0 else b"")
+        for _ in range(300):
+            if not any(_lives(pid) for pid in pids):
+                break
+            time.sleep(0.1)
+        assert not any(_lives(pid) for pid in pids)
+        # Nobody is left to remove it after SIGKILL.
+        assert bool(os.listdir(folder)) == (number is signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -156,6 +157,7 @@ def test_a_handoff_that_trickles_in_ends_with_its_time() -> None:
     with running_service(lease=0.5) as service, Raw(service.directory) as raw:
         namespace = raw.open("trickle")
         end = time.monotonic() + 10.0
+        never = threading.Event()
 
         def trickle() -> Iterator[pb.HandoffFrame]:
             header = pb.HandoffHeader(
@@ -163,7 +165,7 @@ def test_a_handoff_that_trickles_in_ends_with_its_time() -> None:
             )
             yield pb.HandoffFrame(header=header)
             while time.monotonic() < end:
-                time.sleep(0.05)
+                never.wait(0.05)
                 yield pb.HandoffFrame()
 
         with pytest.raises(grpc.RpcError) as refused:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.config import load_service_config, option_names, parse_size, parse_time
+from kvstore.config import load_service_config, options, parse_size, parse_time, size_text, time_text
 from kvstore.errors import ConfigError
 
 
@@ -36,6 +36,31 @@ def test_times(text: str, want: float) -> None:
 def test_a_bad_time_names_option_and_value(text: str) -> None:
     with pytest.raises(ConfigError, match="--retention"):
         parse_time(text, name="--retention")
+
+
+@pytest.mark.parametrize("count", [1, 4096, 3 << 19, 64 << 30, 1 << 60])
+def test_a_size_reads_back_as_it_is_shown(count: int) -> None:
+    assert parse_size(size_text(count), name="x") == count
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.002, 0.5, 1.0, 90.0, 600.0, 259_200.0])
+def test_a_time_reads_back_as_it_is_shown(seconds: float) -> None:
+    assert parse_time(time_text(seconds), name="x") == seconds
+
+
+def test_a_value_out_of_range_is_answered_in_the_units_it_is_written_in() -> None:
+    with pytest.raises(ConfigError, match=r"--disk=10; allowed: 4MiB to 1048576TiB"):
+        load_service_config({"dir": "/d", "disk": "10"}, environ={})
+    with pytest.raises(ConfigError, match=r"--lease=2h; allowed: 100ms to 1h"):
+        load_service_config({"dir": "/d", "lease": "2h"}, environ={})
+
+
+def test_every_option_tells_its_kind_and_its_default() -> None:
+    shown = {option.name: (option.kind, option.default) for option in options()}
+    assert shown["disk"] == ("SIZE", "32GiB")
+    assert shown["retention"] == ("TIME", "72h")
+    assert shown["states_share"] == ("SHARE", "0.3")
+    assert shown["dir"] == ("TEXT", "")
 
 
 def test_flags_go_before_environment_before_file_before_defaults(tmp_path: Path) -> None:
@@ -78,7 +103,7 @@ def test_values_out_of_range_are_refused_not_corrected(flags: dict[str, str], wo
 
 
 def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
-    assert list(option_names()) == [
+    assert [option.name for option in options()] == [
         "dir",
         "disk",
         "segment",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvstore.cli.main import main
 from kvstore.errors import ConfigError
 from kvstore_workers.demo.material import choose_files, excerpts
+from kvstore_workers.demo.processes import Cluster
 from kvstore_workers.demo.report import failures
-from kvstore_workers.demo.script import Before, plan_turns
+from kvstore_workers.demo.script import Before, aim, plan_turns
 from kvstore_workers.demo.tokenizer import VOCABULARY, Mark, decode, encode
 
 
@@ -21,6 +25,12 @@ def test_every_session_has_both_kills_an_empty_pool_and_dropped_states(count: in
     assert [t.number for t in turns] == list(range(1, count + 1))
     assert sum(t.kill_during_store for t in turns) == 1
     assert [t.before for t in turns if t.before] == [Before.KILL, Before.EMPTY_POOL, Before.DROP_STATES]
+
+
+def test_a_kill_that_missed_the_store_is_tried_again_in_the_next_turn() -> None:
+    ordinary = plan_turns(9)[3]
+    assert aim(ordinary, missed=True).kill_during_store
+    assert aim(ordinary, missed=False) == ordinary
 
 
 @pytest.mark.parametrize("count", [0, 7, 65])
@@ -39,7 +49,62 @@ def test_material_goes_round_all_files(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("abcde")
     (tmp_path / "b").write_text("xy")
     pieces = excerpts(choose_files([str(tmp_path / "a"), str(tmp_path / "b")]), length=3)
-    assert [next(pieces) for _ in range(4)] == [("a:0", "abc"), ("a:3", "de"), ("b:0", "xy"), ("a:0", "abc")]
+    assert [next(pieces) for _ in range(4)] == [
+        ("a:0", b"abc"),
+        ("a:3", b"de"),
+        ("b:0", b"xy"),
+        ("a:0", b"abc"),
+    ]
+
+
+def test_any_content_and_any_name_become_as_many_tokens_as_they_have_bytes(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/odd\xff name\n"))
+    path.write_bytes(bytes(range(256)))
+    name, content = next(excerpts(choose_files([str(path)]), length=1000))
+    assert content == bytes(range(256))
+    assert bytes(encode(name)) == b"odd\xff name\n:0"
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/dev", "nul\0byte"])
+def test_what_is_no_regular_file_is_refused_and_not_read(path: str) -> None:
+    with pytest.raises(ConfigError, match="--files"):
+        choose_files([path])
+
+
+def test_of_a_huge_file_no_more_is_read_than_a_session_can_use(tmp_path: Path) -> None:
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    name, content = next(excerpts(choose_files([str(tmp_path / "huge")]), length=1 << 30))
+    assert (name, len(content)) == ("huge:0", 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--turns", "64", "--turn-tokens", "65536"], "the session becomes too long"),
+        (["--turn-tokens", ""], "--turn-tokens"),
+        (["--profile", "deepseek-v4-pro"], "--profile=deepseek-v4-pro; allowed: tiny, flash-slim"),
+    ],
+)
+def test_what_can_t_end_well_is_refused_before_anything_is_started(
+    capsys: pytest.CaptureFixture[str], args: list[str], words: str
+) -> None:
+    assert main(["demo", *args]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_sockets_find_a_short_place_where_temporary_files_have_long_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 120)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with Cluster(profile="tiny", seed=1, threads=1) as cluster:
+        assert len(os.fsencode(cluster.root / "cache" / "session.sock")) <= 107
+        assert cluster.root.stat().st_mode & 0o777 == 0o700
+        root = cluster.root
+    assert not root.exists()
+    assert list(deep.iterdir()) == []
 
 
 def test_the_default_material_is_there() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from kvstore.service.process import check_space
 
 _PROGRAM = """
 import logging, resource, sys
@@ -32,3 +36,20 @@ def test_the_limit_of_open_files_follows_what_the_sessions_need(
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert int(done.stdout) == after
     assert ("open files are limited" in done.stderr) is warns
+
+
+def test_files_that_vanish_while_they_are_counted_are_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stays").write_bytes(bytes(8192))
+    (tmp_path / "goes").write_bytes(bytes(8192))
+    lstat = Path.lstat
+
+    def vanishing(path: Path) -> os.stat_result:
+        if path.name == "goes":
+            path.unlink(missing_ok=True)
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", vanishing)
+    check_space(tmp_path, need_bytes=4096, budget_bytes=4096)
+    assert not (tmp_path / "goes").exists()

@@ -332,6 +332,22 @@ async def test_records_cleaned_before_they_are_published_are_published_where_the
         assert all(made.read(each) == each.payload for each in [*kept, *large])
 
 
+async def test_what_a_batch_has_published_already_is_followed_when_a_later_part_cleans_its_segment() -> None:
+    async with rig(budget_bytes=8 << 20, gather_bytes=900_000, gather_seconds=0.01) as made:
+        made.shelf.evictable = False
+        for number in range(45):
+            await made.commit("r", [record(f"r{number}", 100_000)])
+        # A segment of which nothing lives but what the batch's first commit adds to it.
+        for number in range(8):
+            await made.commit("dead", [record(f"dead{number}", 100_000)])
+            made.writer.room.discard([made.shelf.places.pop(record(f"dead{number}", 100_000).key)])
+        small, large = [record("small", 100_000)], [record(f"large{i}", 750_000) for i in range(2)]
+        await asyncio.gather(made.commit("small", small), made.commit("large", large))
+        assert made.shelf.order[-2:] == ["small", "large"]
+        assert made.counts()["cleaned_bytes"] == 100_000
+        assert all(made.read(each) == each.payload for each in [*small, *large])
+
+
 async def test_what_is_discarded_while_it_moves_is_dead_in_its_new_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -375,6 +391,23 @@ async def test_a_segment_whose_cleaning_won_nothing_is_not_cleaned_twice() -> No
                     made.writer.room.discard([made.shelf.places.pop(key)])
         assert refused
         assert made.counts()["cleaned_bytes"] > 0
+
+
+async def test_what_is_dead_is_won_back_before_a_write_is_refused() -> None:
+    """Nothing may be evicted: all room is won by cleaning, out of segments of which some hold copies and are small."""
+    chance = random.Random(SEED)
+    async with rig(budget_bytes=16 << 20, gather_seconds=0.0) as made:
+        made.shelf.evictable = False
+        dead = []
+        for number in range(600):
+            try:
+                await made.commit("r", [record(f"r{number}", chance.choice([9_000, 100_000]))])
+            except NoSpace:
+                dead.append(made.log.space().dead)
+                for key in chance.sample(list(made.shelf.places), len(made.shelf.places) // 10):
+                    made.writer.room.discard([made.shelf.places.pop(key)])
+        assert dead
+        assert max(dead) < 5 << 20
 
 
 async def test_while_a_segment_is_cleaned_nothing_is_settled_until_the_moves_are_known(

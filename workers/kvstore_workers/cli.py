@@ -60,7 +60,7 @@ def _add_worker(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
         help="window-state policy if the namespace is new: zero, endpoints or periodic:N",
     )
     parser.add_argument(
-        "--requests", type=_positive, default=16, help="requests that may run or wait (default 16)"
+        "--requests", type=_positive, default=64, help="requests that may run or wait (default 64)"
     )
     parser.set_defaults(run=_run_worker)
 

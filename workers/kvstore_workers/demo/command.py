@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
-from kvstore.cli.output import add_json_flag, emit
+from kvstore.cli.output import add_json_flag, check_json_target, emit
 from kvstore.clock import SystemClock
 from kvstore.config import parse_count
 from kvstore.errors import ConfigError
-from kvstore.profile.registry import PROFILES, get_profile
+from kvstore.profile.registry import get_profile
+from kvstore_workers.runtime.values import MAX_PROMPT_TOKENS
 
+PROFILES_RUN = ("tiny", "flash-slim")
 TURN_TOKENS = {"tiny": 900}
 TURN_TOKENS_OTHER = 300
+OVERHEAD_TOKENS = 300
+"""A question and marks around a turn's file text: a file's name has at most 255 bytes."""
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,7 +28,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "compares every generated token with a run that has no store.",
     )
     parser.add_argument(
-        "--profile", default="tiny", help=f"model profile, one of {', '.join(PROFILES)} (default tiny)"
+        "--profile", default="tiny", help=f"model profile, one of {', '.join(PROFILES_RUN)} (default tiny)"
     )
     parser.add_argument(
         "--files",
@@ -49,23 +54,47 @@ def _count(args: argparse.Namespace, name: str, *, low: int, high: int) -> int:
     return value
 
 
+def _check_length(tokens: int) -> None:
+    """Refuse now what the last turn's prompt would be refused for."""
+    if tokens > MAX_PROMPT_TOKENS:
+        raise ConfigError(
+            "the session becomes too long",
+            field="--turns x (--turn-tokens + --answer-tokens)",
+            value=tokens,
+            allowed=f"{MAX_PROMPT_TOKENS} tokens in all",
+        )
+
+
 def run(args: argparse.Namespace) -> int:
     from kvstore_workers.demo import report as reporting
     from kvstore_workers.demo.material import choose_files
-    from kvstore_workers.demo.processes import Cluster
-    from kvstore_workers.demo.script import plan_turns
+    from kvstore_workers.demo.processes import ENDING_SIGNALS, Cluster
+    from kvstore_workers.demo.script import aim, plan_turns
     from kvstore_workers.demo.session import Session
 
     profile = get_profile(args.profile)
+    if profile.name not in PROFILES_RUN:
+        raise ConfigError(
+            "no model for this profile",
+            field="--profile",
+            value=profile.name,
+            allowed=", ".join(PROFILES_RUN),
+        )
     turns = plan_turns(parse_count(args.turns, name="--turns"))
     default_tokens = TURN_TOKENS.get(profile.name, TURN_TOKENS_OTHER)
-    args.turn_tokens = args.turn_tokens or str(default_tokens)
+    if args.turn_tokens is None:
+        args.turn_tokens = str(default_tokens)
     turn_tokens = _count(args, "turn_tokens", low=64, high=65_536)
     answer_tokens = _count(args, "answer_tokens", low=1, high=4096)
+    _check_length(len(turns) * (turn_tokens + answer_tokens + OVERHEAD_TOKENS))
     seed = _count(args, "seed", low=0, high=2**31)
     threads = _count(args, "threads", low=1, high=256)
     files = choose_files(args.files)
+    check_json_target(args)
 
+    # As Ctrl-C does: five processes and a directory are to go first.
+    for number in ENDING_SIGNALS:
+        signal.signal(number, signal.default_int_handler)
     clock = SystemClock()
     begun = clock.monotonic()
     _say(
@@ -74,11 +103,20 @@ def run(args: argparse.Namespace) -> int:
     with Cluster(profile=profile.name, seed=seed, threads=threads) as cluster:
         cluster.start_all()
         _say(f"all five serve after {clock.monotonic() - begun:.1f} s")
-        session = Session(cluster, files, turn_tokens=turn_tokens, answer_tokens=answer_tokens, seed=seed)
+        session = Session(
+            cluster,
+            files,
+            turn_tokens=turn_tokens,
+            answer_tokens=answer_tokens,
+            seed=seed,
+            shot_tokens=default_tokens,
+        )
         results = []
+        missed = False
         try:
             for turn in turns:
-                result = session.play(turn)
+                result = session.play(aim(turn, missed=missed))
+                missed = result.turn.kill_during_store and not result.killed_during_store
                 results.append(result)
                 prefix = result.answer.prefix
                 event = reporting.event_text(result)

@@ -1,4 +1,4 @@
-"""Where the session's text comes from: the files given, or the Python standard library's own sources."""
+"""What the session reads: the files given, or the Python standard library's own sources. Bytes, since a byte is a token."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvstore.errors import ConfigError
+
+FILE_BYTES_MAX = 1 << 20
+"""Read of one file: no session is longer than that."""
 
 # Long-lived modules of different style; any that this Python lacks is left out.
 _STANDARD = (
@@ -41,22 +44,31 @@ def choose_files(given: Sequence[str]) -> list[Path]:
     return paths
 
 
-def excerpts(paths: Sequence[Path], *, length: int) -> Iterator[tuple[str, str]]:
-    """(name, text) without end: pieces of `length` characters, a file after the other, round and round."""
+def excerpts(paths: Sequence[Path], *, length: int) -> Iterator[tuple[str, bytes]]:
+    """(name, content) without end: pieces of `length` bytes, a file after the other, round and round."""
     while True:
         for path in paths:
-            text = _read(path)
-            for start in range(0, len(text), length):
-                yield f"{path.name}:{start}", text[start : start + length]
+            content = _read(path)
+            for start in range(0, len(content), length):
+                yield f"{path.name}:{start}", content[start : start + length]
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> bytes:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
+        if path.exists() and not path.is_file():
+            # A pipe can't be read twice, and some devices never end.
+            raise ConfigError(
+                "not a file", field="--files", value=path, allowed="regular files with text in them"
+            )
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX)
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"cannot read: {error.strerror}", field="--files", value=path, allowed="readable text files"
+            f"cannot read: {getattr(error, 'strerror', None) or error}",
+            field="--files",
+            value=path,
+            allowed="readable text files",
         ) from error
-    if not text:
+    if not content:
         raise ConfigError("an empty file", field="--files", value=path, allowed="files with text in them")
-    return text
+    return content

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.clock import Clock, SystemClock
-from kvstore.errors import KvstoreError, Unavailable
+from kvstore.errors import ConfigError, KvstoreError, Unavailable
+from kvstore.service.process import MAX_SOCKET_PATH_BYTES
 
 START_SECONDS = 90.0
 STOP_SECONDS = 15.0
 _PROBE_SECONDS = 0.5
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
@@ -28,6 +33,17 @@ _CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 20),
     ("grpc.max_reconnect_backoff_ms", 100),
 )
+
+
+# Its end follows ours, however that comes (PR_SET_PDEATHSIG, 1); it may have come before that was said.
+_PROGRAM = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
+if os.getppid() != int(sys.argv.pop(1)):
+    sys.exit(1)
+from kvstore.cli.main import main
+sys.exit(main())
+"""
 
 
 def open_channel(address: str) -> grpc.Channel:
@@ -49,7 +65,7 @@ class Cluster:
 
     def __init__(self, *, profile: str, seed: int, threads: int, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._home = tempfile.TemporaryDirectory(prefix="kvstore-demo-")
+        self._home = _short_directory()
         self.root = Path(self._home.name)
         self.cache = self.root / "cache"
         self._model = ["--profile", profile, "--seed", str(seed), "--threads", str(threads)]
@@ -62,9 +78,10 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name in ("gateway", "prefill", "decode", "reference", "service"):
-            self._stop(name)
-        self._home.cleanup()
+        with _undisturbed():
+            for name in ("gateway", "prefill", "decode", "reference", "service"):
+                self._stop(name)
+            self._home.cleanup()
 
     def address(self, name: str) -> str:
         return f"unix:{self.cache / 'kvstore.sock'}" if name == "service" else f"unix:{self.root / name}.sock"
@@ -108,14 +125,15 @@ class Cluster:
 
     def _launch(self, name: str, args: Sequence[str]) -> None:
         log = self.root / f"{name}.log"
-        with log.open("ab") as sink:
+        # An interrupt between a process's birth and its place in our list would leave it behind.
+        with _undisturbed(), log.open("ab") as sink:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "kvstore.cli.main", *args],
+                [sys.executable, "-c", _PROGRAM, str(os.getpid()), *args],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
             )
-        self._running[name] = Running(name, popen, log)
+            self._running[name] = Running(name, popen, log)
 
     def _wait(self, name: str) -> None:
         """Until the health service says SERVING; raises with the log's end when the process ends first."""
@@ -146,6 +164,40 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 running.popen.kill()
         running.popen.wait(STOP_SECONDS)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals that end the demo wait until the end of this; for the main thread."""
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in ENDING_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+def _short_directory() -> tempfile.TemporaryDirectory[str]:
+    """Where the user's temporary files go, or in /tmp where the paths of sockets would become too long."""
+    for parent in (None, "/tmp"):
+        try:
+            home = tempfile.TemporaryDirectory(prefix="kvstore-demo-", dir=parent)
+        except OSError as error:
+            raise ConfigError(
+                f"no temporary directory: {error.strerror}", field="TMPDIR", value=parent or ""
+            ) from error
+        longest = len(os.fsencode(Path(home.name) / "cache" / "session.sock"))
+        if longest <= MAX_SOCKET_PATH_BYTES:
+            return home
+        home.cleanup()
+    raise ConfigError("paths in /tmp are too long for sockets", field="TMPDIR", value="/tmp")
 
 
 def _serving(channel: grpc.Channel) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kvstore.errors import ConfigError
@@ -45,3 +45,8 @@ def plan_turns(count: int) -> list[Turn]:
         7: Turn(7, before=Before.DROP_STATES),
     }
     return [special.get(number, Turn(number)) for number in range(1, count + 1)]
+
+
+def aim(turn: Turn, *, missed: bool) -> Turn:
+    """The turn as it is played: after a kill that came too late to fall into a store, this one is shot at too."""
+    return replace(turn, kill_during_store=True) if missed else turn

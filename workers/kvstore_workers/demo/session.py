@@ -21,6 +21,9 @@ from kvstore_workers.demo.script import Before, Turn
 from kvstore_workers.demo.tokenizer import Mark, decode, encode
 
 CALL_SECONDS = 150.0
+CALL_SECONDS_PER_TOKEN = 0.05
+"""Of the prompt: the run without a store computes all of it, on a machine that may be busy."""
+
 _Event = worker_pb2.GenerateEvent
 
 
@@ -83,9 +86,12 @@ class Session:
         turn_tokens: int,
         answer_tokens: int,
         seed: int,
+        shot_tokens: int = 0,
         clock: Clock | None = None,
     ) -> None:
+        """`shot_tokens`: the least that a turn reads in which the service is killed while it stores."""
         self._cluster = cluster
+        self._shot_tokens = shot_tokens
         self._clock = clock or SystemClock()
         self._material = excerpts(files, length=turn_tokens)
         self._answer_tokens = answer_tokens
@@ -103,13 +109,15 @@ class Session:
 
     def play(self, turn: Turn) -> TurnResult:
         self._prepare(turn.before)
-        name, text = next(self._material)
+        name, content = next(self._material)
+        while turn.kill_during_store and len(content) < self._shot_tokens:
+            content += next(self._material)[1]
         self._history += [
             Mark.USER,
             *encode(f"Turn {turn.number}: read {name} and say what matters."),
             Mark.TOOL,
         ]
-        self._history += [*encode(text), Mark.ASSISTANT]
+        self._history += [*content, Mark.ASSISTANT]
         request = worker_pb2.GenerateRequest(
             tokens=self._history,
             max_new_tokens=self._answer_tokens,
@@ -137,14 +145,16 @@ class Session:
 
     def _ask(self, request: worker_pb2.GenerateRequest, *, kill_during_store: bool) -> tuple[Answer, bool]:
         stub = worker_pb2_grpc.GatewayStub(self._gateway)
-        events = stub.Generate(request, timeout=CALL_SECONDS)
+        events = stub.Generate(request, timeout=_call_seconds(request))
         shot = _Shot(self._cluster.kill_service) if kill_during_store else None
         answer = self._collect(shot.watch(events) if shot else events)
         return answer, shot is not None and shot.fired
 
     def _ask_reference(self, request: worker_pb2.GenerateRequest) -> Iterator[_Event]:
         stub = worker_pb2_grpc.DecodeStub(self._reference)
-        events: Iterator[_Event] = stub.Run(worker_pb2.DecodeRequest(request=request), timeout=CALL_SECONDS)
+        events: Iterator[_Event] = stub.Run(
+            worker_pb2.DecodeRequest(request=request), timeout=_call_seconds(request)
+        )
         return events
 
     def _collect(self, events: Iterable[_Event]) -> Answer:
@@ -169,6 +179,10 @@ class Session:
                 f"a request failed, and none may: {error.code()}: {error.details()}"
             ) from error
         return answer
+
+
+def _call_seconds(request: worker_pb2.GenerateRequest) -> float:
+    return CALL_SECONDS + CALL_SECONDS_PER_TOKEN * len(request.tokens)
 
 
 class _Shot:

@@ -18,7 +18,8 @@ VOCABULARY = 320
 
 
 def encode(text: str) -> list[int]:
-    return list(text.encode("utf-8"))
+    """Any text, file names that are not UTF-8 included."""
+    return list(text.encode("utf-8", "surrogateescape"))
 
 
 def decode(tokens: list[int]) -> str:

@@ -34,7 +34,7 @@ class WorkerOptions:
     namespace: str = ""
     tenant_salt: str = ""
     policy: str = ""
-    requests: int = 16
+    requests: int = 64
 
 
 def check_options(options: WorkerOptions) -> Path:

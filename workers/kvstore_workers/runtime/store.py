@@ -102,7 +102,8 @@ class PrefixStore:
         lease = looked_up.lease
         if lease is None:
             raise DamagedBytes("the plan reads blocks but came without a lease", field="lease", value=0)
-        wanted = [(ItemKind.BLOCK, index, self.profile.block_bytes) for index in range(blocks)]
+        block_bytes = self.profile.block_bytes
+        wanted = [(ItemKind.BLOCK, index, block_bytes) for index in range(blocks)]
         if state_at is not None:
             wanted.append((ItemKind.STATE, state_at, self.profile.state_bytes))
         began = self._clock.monotonic()
