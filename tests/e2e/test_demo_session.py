@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,7 +42,7 @@ def test_the_demo_serves_every_planned_source_and_changes_no_answer(tmp_path: Pa
     checks, turns = report["checks"], report["turns"]
     assert checks["all_identical"]
     assert checks["max_logit_difference"] == 0
-    assert checks["kills"] == 2
+    assert checks["kills"] >= 2
     assert {"POOL", "CHECKPOINT", "REPLAY"} <= set(checks["sources_seen"])
     assert len(turns) == 8
     assert [t["prompt_tokens"] for t in turns] == sorted(t["prompt_tokens"] for t in turns)
@@ -64,9 +65,22 @@ def test_the_demo_serves_every_planned_source_and_changes_no_answer(tmp_path: Pa
         }
 
 
-def _lives(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+def _children(demo: subprocess.Popen[bytes], count: int) -> list[int]:
+    """The demo's child processes, as soon as it has `count`; fewer when it ends before or 30 s are over."""
+    found: list[int] = []
+    for _ in range(600):
+        found = [int(pid) for pid in Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()]
+        if len(found) == count:
+            break
+        with suppress(subprocess.TimeoutExpired):
+            demo.wait(0.05)
+            break
+    return found
+
+
+def _end(process: int, seconds: float) -> bool:
+    """Whether the process behind the descriptor ends within `seconds`."""
+    return bool(select.select([process], [], [], seconds)[0])
 
 
 @pytest.mark.parametrize(
@@ -83,25 +97,15 @@ def test_a_demo_that_is_ended_half_way_leaves_no_process_and_no_directory(
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
-        pids: list[int] = []
-        try:
-            for _ in range(300):
-                pids = [
-                    int(pid) for pid in Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
-                ]
-                if len(pids) == 5:
-                    break
-                time.sleep(0.1)
+        with ExitStack() as stack:
+            stack.callback(demo.kill)
+            processes = [os.pidfd_open(pid) for pid in _children(demo, 5)]
+            for process in processes:
+                stack.callback(os.close, process)
+            assert len(processes) == 5
             demo.send_signal(number)
             _, words = demo.communicate(timeout=60)
-        finally:
-            demo.kill()
-        assert len(pids) == 5
-        assert (demo.returncode, words) == (code, b"kvstore: interrupted\n" if code > 0 else b"")
-        for _ in range(300):
-            if not any(_lives(pid) for pid in pids):
-                break
-            time.sleep(0.1)
-        assert not any(_lives(pid) for pid in pids)
+            assert (demo.returncode, words) == (code, b"kvstore: interrupted\n" if code > 0 else b"")
+            assert all(_end(process, 30.0) for process in processes)
         # Nobody is left to remove it after SIGKILL.
         assert bool(os.listdir(folder)) == (number is signal.SIGKILL)
