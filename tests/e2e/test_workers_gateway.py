@@ -199,28 +199,33 @@ def test_a_second_decode_worker_that_computes_other_tokens_is_found_out(setup: S
     assert refused.value.code() is grpc.StatusCode.ABORTED
 
 
-@pytest.mark.parametrize("prefill_breaks_after", [1, None])
-def test_workers_with_different_models_give_no_answer_together(prefill_breaks_after: int | None) -> None:
+@pytest.fixture
+def mixed() -> Iterator[Setup]:
+    """A decode worker with other weights than the prefill worker's."""
     other = Model.random(ModelConfig.for_profile(get_profile("tiny")), seed=12)
-    prompt = tokens_of(100, seed=69)
     with TemporaryDirectory(prefix="kv-") as folder, ExitStack() as stack:
-        setup = Setup(Path(folder), stack, decode_model=other)
-        if prefill_breaks_after is not None:
-            # It gave no token: the decode worker answers alone, with its own model.
-            setup.prefill_breaks.after = [(prefill_breaks_after, grpc.StatusCode.UNAVAILABLE)]
-            tokens = [event.token for event in setup.ask(prompt) if event.logits]
-            alone = pb.DecodeRequest(
-                request=pb.GenerateRequest(tokens=prompt, max_new_tokens=NEW, return_logits=True)
-            )
-            whole = setup.decode_stub.Run(alone, timeout=SECONDS)
-            assert tokens == [event.token for event in whole if event.logits] != cold(prompt, NEW).tokens
-            return
-        with pytest.raises(grpc.RpcError, match="another model") as refused:
-            setup.ask(prompt)
-        assert isinstance(refused.value, grpc.Call)
-        assert ("kvstore-error", "GEOMETRY_MISMATCH") in [
-            tuple(entry) for entry in refused.value.trailing_metadata()
-        ]
+        yield Setup(Path(folder), stack, decode_model=other)
+
+
+def test_workers_with_different_models_give_no_answer_together(mixed: Setup) -> None:
+    with pytest.raises(grpc.RpcError, match="another model") as refused:
+        mixed.ask(tokens_of(100, seed=69))
+    assert isinstance(refused.value, grpc.Call)
+    assert ("kvstore-error", "GEOMETRY_MISMATCH") in [
+        tuple(entry) for entry in refused.value.trailing_metadata()
+    ]
+
+
+def test_a_decode_worker_answers_alone_where_a_prefill_worker_with_another_model_gave_no_token(
+    mixed: Setup,
+) -> None:
+    prompt = tokens_of(100, seed=69)
+    mixed.prefill_breaks.after = [(1, grpc.StatusCode.UNAVAILABLE)]
+    tokens = [event.token for event in mixed.ask(prompt) if event.logits]
+    request = pb.GenerateRequest(tokens=prompt, max_new_tokens=NEW, return_logits=True)
+    alone = mixed.decode_stub.Run(pb.DecodeRequest(request=request), timeout=SECONDS)
+    assert tokens == [event.token for event in alone if event.logits]
+    assert tokens != cold(prompt, NEW).tokens
 
 
 def test_requests_past_the_gateway_s_limit_are_refused_by_name(setup: Setup) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from kvstore_client import CacheClient
 from kvstore_workers.model.config import ModelConfig
 from kvstore_workers.model.model import Model
 from kvstore_workers.runtime.engine import Engine
+from tests.support.checkpoints import write_checkpoint
 from tests.support.peers import Peer, run_command
 from tests.support.service import ServiceProcess
 from tests.support.workers import decode, request_of, tokens_of
@@ -334,6 +336,10 @@ def test_sigterm_lets_a_request_under_way_finish_and_ends_with_0(cluster: Cluste
         (("worker", "prefill", "--listen", "tcp:1"), "--listen=tcp:1; allowed: unix:PATH"),
         (("worker", "prefill", "--listen", "unix:w", "--profile", "nonesuch"), "profile=nonesuch"),
         (
+            ("worker", "prefill", "--listen", "unix:w", "--device", "meta"),
+            "--device=meta; allowed: cpu, cuda",
+        ),
+        (
             ("worker", "prefill", "--listen", "unix:w", "--profile", "deepseek-v4-pro"),
             "profile=deepseek-v4-pro",
         ),
@@ -397,6 +403,40 @@ def test_a_label_that_another_identity_has_is_refused_at_the_start(cluster: Clus
     ended = run_command(*args)
     assert ended.returncode == 1
     assert "shared" in ended.stderr
+
+
+def test_the_same_checkpoint_in_two_places_is_one_namespace(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    shutil.copytree(write_checkpoint(tmp_path / "here"), tmp_path / "there")
+    options = ("--cache", str(cluster.service.directory), "--threads", "1")
+    namespaces = []
+    with TemporaryDirectory(prefix="kv-") as folder:
+        for place in ("here", "there"):
+            args = ("worker", "decode", "--checkpoint", str(tmp_path / place), *options)
+            with Peer(Path(folder) / f"{place}.sock", *args) as worker:
+                worker.wait_ready()
+                with grpc.insecure_channel(worker.target) as channel:
+                    stub = worker_pb2_grpc.WorkerStub(channel)
+                    namespaces.append(stub.Describe(pb.DescribeRequest(), timeout=SECONDS).namespace)
+    assert len(namespaces[0]) == 32
+    assert namespaces[0] == namespaces[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--checkpoint", ""), "argument --checkpoint: an empty path"),
+        (("--cache", ""), "argument --cache: an empty path"),
+        (("--seed", "9" * 30), "argument --seed"),
+        (("--requests", "x"), "argument --requests: x: not a whole number from 1 to 10000"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused_and_not_taken_for_its_default(
+    args: tuple[str, ...], words: str
+) -> None:
+    ended = run_command("worker", "decode", "--listen", "unix:w", *args)
+    assert ended.returncode == 2
+    assert words in ended.stderr
 
 
 def test_a_second_worker_on_one_socket_is_refused(cluster: Cluster) -> None:

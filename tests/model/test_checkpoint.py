@@ -8,64 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from kvstore.errors import ProfileError
-from kvstore.profile.registry import get_profile
-from kvstore_workers.model import Model, ModelConfig
-from kvstore_workers.model.tensors import random_tensors
-
-TINY = ModelConfig.for_profile(get_profile("tiny"))
-CONFIG: dict[str, object] = {
-    "model_type": "deepseek_v4",
-    "num_hidden_layers": 5,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "head_dim": 32,
-    "qk_rope_head_dim": 8,
-    "q_lora_rank": 32,
-    "o_groups": 2,
-    "o_lora_rank": 32,
-    "sliding_window": 16,
-    "index_n_heads": 4,
-    "index_head_dim": 16,
-    "index_topk": 16,
-    "rope_theta": 10000,
-    "compress_rope_theta": 160000,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "routed_scaling_factor": 1.5,
-    "num_hash_layers": 1,
-    "hc_mult": 4,
-    "hc_sinkhorn_iters": 20,
-    "hc_eps": 1e-6,
-    "swiglu_limit": 10.0,
-    "rms_norm_eps": 1e-6,
-    "vocab_size": 320,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 16,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "original_max_position_embeddings": 65536,
-    },
-    "compress_ratios": [0, 0, 4, 16, 4],
-    "compress_rates": {"heavily_compressed_attention": 16},
-}
-Tensors = dict[str, torch.Tensor]
-
-
-def _write(folder: Path, change: Callable[[Tensors], object] = lambda _tensors: None) -> Path:
-    tensors = random_tensors(TINY, seed=4)
-    change(tensors)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(tensors, folder / "model.safetensors")
-    return folder
+from kvstore_workers.model import Model
+from tests.support.checkpoints import CONFIG, TINY, Tensors, write_checkpoint
 
 
 def test_a_folder_with_the_same_tensors_computes_as_the_model_in_memory(tmp_path: Path) -> None:
-    loaded = Model.load(_write(tmp_path), name="tiny")
+    loaded = Model.load(write_checkpoint(tmp_path), name="tiny")
     assert loaded.profile.name == "tiny"
     assert loaded.profile.layers == TINY.profile.layers
     same = Model.random(TINY, seed=4)
@@ -82,10 +32,10 @@ def test_the_weights_revision_follows_every_tensor_and_the_config(tmp_path: Path
 
     for name in ("a", "b", "c", "d"):
         (tmp_path / name).mkdir()
-    first, again = Model.load(_write(tmp_path / "a")), Model.load(_write(tmp_path / "b"))
+    first, again = Model.load(write_checkpoint(tmp_path / "a")), Model.load(write_checkpoint(tmp_path / "b"))
     assert first.weights_revision == again.weights_revision
-    assert Model.load(_write(tmp_path / "c", flip)).weights_revision != first.weights_revision
-    _write(tmp_path / "d")
+    assert Model.load(write_checkpoint(tmp_path / "c", flip)).weights_revision != first.weights_revision
+    write_checkpoint(tmp_path / "d")
     (tmp_path / "d" / "config.json").write_text(json.dumps({**CONFIG, "swiglu_limit": 9.0}))
     assert Model.load(tmp_path / "d").weights_revision != first.weights_revision
     assert Model.random(TINY, seed=4).weights_revision != Model.random(TINY, seed=5).weights_revision
@@ -95,7 +45,10 @@ def test_tensors_of_the_draft_module_are_left_out(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
     draft = lambda tensors: tensors.update({"mtp.0.enorm.weight": torch.ones(4)})  # noqa: E731
-    assert Model.load(_write(tmp_path, draft)).weights_revision == Model.load(_write(plain)).weights_revision
+    assert (
+        Model.load(write_checkpoint(tmp_path, draft)).weights_revision
+        == Model.load(write_checkpoint(plain)).weights_revision
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,13 +83,13 @@ def test_a_missing_extra_or_wrong_tensor_is_refused_by_name(
     tmp_path: Path, change: Callable[[Tensors], object], message: str
 ) -> None:
     with pytest.raises(ProfileError, match=message):
-        Model.load(_write(tmp_path, change))
+        Model.load(write_checkpoint(tmp_path, change))
 
 
 def test_unreadable_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"config\.json"):
         Model.load(tmp_path)
-    _write(tmp_path)
+    write_checkpoint(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0notjson!")
     with pytest.raises(ProfileError, match=r"model\.safetensors"):
         Model.load(tmp_path)

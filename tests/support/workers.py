@@ -14,7 +14,7 @@ import torch
 from kvstore.clock import SystemClock
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.profile.registry import get_profile
-from kvstore_client import CacheClient, Costs
+from kvstore_client import CacheClient, Costs, Deadlines
 from kvstore_workers.model.config import ModelConfig
 from kvstore_workers.model.model import Model
 from kvstore_workers.model.selfcheck import numerics, self_check
@@ -105,7 +105,9 @@ def engine_on(
 @contextmanager
 def fresh_engine(directory: Path, **options: object) -> Iterator[Engine]:
     """`engine_on` with a client of its own."""
-    with engine_on(CacheClient(directory, owner="test"), **options) as engine:  # type: ignore[arg-type]
+    # An abort that takes longer than this is left to the session's end, which these tests do not wait for.
+    client = CacheClient(directory, owner="test", deadlines=Deadlines(release=10.0))
+    with engine_on(client, **options) as engine:  # type: ignore[arg-type]
         yield engine
 
 
