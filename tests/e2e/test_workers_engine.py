@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.types import StateSource
+from kvstore.types import Lineage, StateSource
 from kvstore_client import CacheClient, Costs
 from kvstore_workers.runtime.engine import Engine
 from kvstore_workers.runtime.stop import Stop, Stopped
@@ -283,6 +283,36 @@ def test_a_ticket_that_gives_nothing_costs_a_lookup_and_no_token(
     assert not answer.report.handoff
     assert answer.report.miss_reason
     assert answer.same == (expected.tokens[1:], expected.logits[1:])
+
+
+@pytest.mark.parametrize("count", [20, 96, 100])
+def test_a_ticket_of_another_prompt_as_long_and_with_the_same_first_token_is_not_used(
+    pair: tuple[Engine, Engine], count: int
+) -> None:
+    other = prefill(pair[0], request_of(tokens_of(count, seed=78), 5))
+    prompt, first = tokens_of(count, seed=79), other.tokens[0]
+    # Both in the store, so that nothing but the ticket is wrong.
+    prefill(pair[0], request_of(prompt, 5))
+    expected = decode(pair[1], request_of(prompt, 5, bypass_store=True), first_token=first)
+    answer = decode(pair[1], request_of(prompt, 5), ticket=other.ticket, first_token=first)
+    assert "belongs to another request" in answer.report.miss_reason
+    assert answer.same == expected.same
+
+
+def test_an_approximate_handoff_is_not_used(pair: tuple[Engine, Engine], admin: CacheClient) -> None:
+    prompt = tokens_of(100, seed=13)
+    handed = prefill(pair[0], request_of(prompt, 5))
+    take = admin.take_handoff(pair[0].namespace, handed.ticket)
+    ticket = admin.put_handoff(
+        pair[0].namespace,
+        position=take.position,
+        payload=take.payload,
+        note=take.note,
+        lineage=Lineage.BOUNDED,
+    )
+    answer = decode(pair[1], request_of(prompt, 5), ticket=ticket, first_token=handed.tokens[0])
+    assert "approximate" in answer.report.miss_reason
+    assert answer.same == (cold(prompt, 5).tokens[1:], cold(prompt, 5).logits[1:])
 
 
 def test_a_handoff_whose_blocks_are_gone_falls_back(pair: tuple[Engine, Engine], admin: CacheClient) -> None:

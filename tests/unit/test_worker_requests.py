@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import DamagedBytes, InvalidArgument
-from kvstore_workers.runtime.handoff import Note, decode_note, encode_note
+from kvstore_workers.runtime.handoff import Note, decode_note, encode_note, prompt_digest
 from kvstore_workers.runtime.rates import Rates
 from kvstore_workers.runtime.values import MAX_NEW_TOKENS, Request, StoreReport, check_request
 
@@ -60,13 +61,25 @@ def test_without_a_vocabulary_token_ids_are_left_to_the_worker() -> None:
     check_request(_request(tokens=[2**32 - 1]), vocabulary=None)
 
 
-NOTE = Note(prompt_tokens=100, first_token=7, output_edge_pool=True, output_edge_ssd=False, every_tokens=64)
+NOTE = Note(
+    prompt_tokens=100,
+    prompt=prompt_digest(range(100)),
+    first_token=7,
+    output_edge_pool=True,
+    output_edge_ssd=False,
+    every_tokens=64,
+)
+
+
+def test_a_prompt_s_digest_is_that_of_its_ids_whatever_holds_them() -> None:
+    assert prompt_digest([1, 2]) == prompt_digest(array("I", [1, 2])) != prompt_digest([2, 1])
 
 
 @given(
     st.builds(
         Note,
         prompt_tokens=st.integers(0, 2**40),
+        prompt=st.text(),
         first_token=st.integers(0, 2**32 - 1),
         output_edge_pool=st.booleans(),
         output_edge_ssd=st.booleans(),
@@ -91,6 +104,7 @@ def test_a_note_that_is_cut_is_damage(cut: int) -> None:
         {"first_token": "7"},
         {"output_edge_pool": 1},
         {"every_tokens": 1.5},
+        {"prompt": 7},
         {"more": 1},
     ],
 )

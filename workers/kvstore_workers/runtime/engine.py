@@ -14,7 +14,7 @@ from kvstore_client.values import SaveStates
 from kvstore_workers.model.config import TILE
 from kvstore_workers.model.model import Model
 from kvstore_workers.model.sampling import pick
-from kvstore_workers.runtime.handoff import Note, encode_note
+from kvstore_workers.runtime.handoff import Note, encode_note, prompt_digest
 from kvstore_workers.runtime.passage import Passage, RunKeys
 from kvstore_workers.runtime.restore import Restored, Restorer
 from kvstore_workers.runtime.stop import Stop
@@ -124,7 +124,7 @@ class Engine:
         yield Picked(token, self._wire_logits(logits, request), first=True)
         handoff = None
         if request.max_new_tokens > 1:
-            handoff = self._handoff(passage, restored.save_states, token)
+            handoff = self._handoff(passage, request, restored.save_states, token)
         else:
             passage.finish()
         yield Computed(partial(self._done, run, handoff))
@@ -220,9 +220,10 @@ class Engine:
                 reported = report
                 yield Stored(report)
 
-    def _handoff(self, passage: Passage, save: SaveStates, token: int) -> Handoff:
+    def _handoff(self, passage: Passage, request: Request, save: SaveStates, token: int) -> Handoff:
         note = Note(
             prompt_tokens=passage.position,
+            prompt=prompt_digest(request.tokens),
             first_token=token,
             output_edge_pool=save.output_edge_pool,
             output_edge_ssd=save.output_edge_ssd,

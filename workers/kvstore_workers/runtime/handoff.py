@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.errors import DamagedBytes
@@ -13,9 +16,11 @@ NOTE_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """prompt_tokens: the state's position. first_token: picked from the prompt's last logits, not consumed yet."""
+    """prompt_tokens: the state's position. prompt: digest of its tokens. first_token: picked from the prompt's last
+    logits, not consumed yet."""
 
     prompt_tokens: int
+    prompt: str
     first_token: int
     output_edge_pool: bool
     output_edge_ssd: bool
@@ -32,10 +37,15 @@ class Note:
         )
 
 
+def prompt_digest(tokens: Sequence[int]) -> str:
+    return hashlib.sha256(array("I", tokens).tobytes()).hexdigest()
+
+
 def encode_note(note: Note) -> bytes:
     fields = {
         "version": NOTE_VERSION,
         "prompt_tokens": note.prompt_tokens,
+        "prompt": note.prompt,
         "first_token": note.first_token,
         "output_edge_pool": note.output_edge_pool,
         "output_edge_ssd": note.output_edge_ssd,
@@ -60,4 +70,8 @@ def decode_note(note: bytes) -> Note:
 def _plain(note: Note) -> bool:
     counts = (note.prompt_tokens, note.first_token, note.every_tokens)
     flags = (note.output_edge_pool, note.output_edge_ssd)
-    return all(type(c) is int and c >= 0 for c in counts) and all(type(f) is bool for f in flags)
+    return (
+        all(type(c) is int and c >= 0 for c in counts)
+        and all(type(f) is bool for f in flags)
+        and type(note.prompt) is str
+    )

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from kvstore.clock import Clock
 from kvstore.errors import DamagedBytes, InvalidArgument
 from kvstore.profile.base import Profile
-from kvstore.types import Exactness, StateSource
+from kvstore.types import Exactness, Lineage, StateSource
 from kvstore_client.handoff import HandoffTake
 from kvstore_client.values import Plan, SaveStates
 from kvstore_workers.model.model import Model
 from kvstore_workers.model.sequence import Sequence
-from kvstore_workers.runtime.handoff import Note, decode_note
+from kvstore_workers.runtime.handoff import Note, decode_note, prompt_digest
 from kvstore_workers.runtime.stop import Stop
 from kvstore_workers.runtime.store import EAGER, STORE_FAILURES, Fetched, PrefixStore
 from kvstore_workers.runtime.values import PrefixReport
@@ -83,7 +83,7 @@ class Restorer:
         try:
             take = self._store.take(ticket)
             note = decode_note(take.note)
-            _check_note(note, position=take.position, prompt_tokens=len(tokens), first_token=first_token)
+            _check_note(note, take, tokens, first_token=first_token)
             return self._resume(self._store, take, note, keys, began=began, stop=stop)
         except STORE_FAILURES as error:
             reason = describe(error)
@@ -254,12 +254,18 @@ def _check_plan(plan: Plan, *, prompt_tokens: int, keys: int, profile: Profile) 
         )
 
 
-def _check_note(note: Note, *, position: int, prompt_tokens: int, first_token: int) -> None:
-    """DamagedBytes when a handoff belongs to another prompt than the one that is asked for."""
-    if (note.prompt_tokens, position, note.first_token) != (prompt_tokens, prompt_tokens, first_token):
+def _check_note(note: Note, take: HandoffTake, tokens: TokenSequence[int], *, first_token: int) -> None:
+    """DamagedBytes when a handoff belongs to another prompt than the one that is asked for, or is approximate."""
+    left = (take.position, note.prompt_tokens, note.prompt, note.first_token)
+    asked = (len(tokens), len(tokens), prompt_digest(tokens), first_token)
+    if left != asked:
         raise DamagedBytes(
             "the handoff belongs to another request",
-            field="position, first_token",
-            value=f"{position}, {note.first_token}",
-            allowed=f"{prompt_tokens}, {first_token}",
+            field="position, first_token, prompt",
+            value=f"{take.position}, {note.first_token}, {note.prompt}",
+            allowed=f"{len(tokens)}, {first_token}, {asked[2]}",
+        )
+    if take.lineage is not Lineage.EXACT:
+        raise DamagedBytes(
+            "the handoff is approximate", field="lineage", value=take.lineage, allowed=Lineage.EXACT.name
         )
