@@ -42,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(argv)
         code: int = args.run(args)
+        # Here, so that a full disk behind the answer is an error and not a warning at the interpreter's end.
+        sys.stdout.flush()
     except KvstoreError as error:
         print(f"kvstore: {error}", file=sys.stderr)
         return 1
@@ -52,6 +54,9 @@ def main(argv: list[str] | None = None) -> int:
         # The reader of our output went away, as `head` does; nothing is left to say to it.
         sys.stderr.close()
         return 141
+    except OSError as error:
+        print(f"kvstore: the system refused: {error}", file=sys.stderr)
+        return 1
     return code
 
 

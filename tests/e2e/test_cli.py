@@ -191,3 +191,18 @@ def test_the_readmes_client_example_runs_as_written(service: ServiceProcess, tmp
     assert done.returncode == 0, done.stderr
     assert "compute_from=64" in done.stdout
     assert done.stdout.endswith("0 True\n1 True\n")
+
+
+def test_an_answer_that_cannot_be_written_is_an_error_of_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvstore.cli.main", "profiles"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "No space left" in done.stderr
