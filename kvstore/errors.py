@@ -89,6 +89,12 @@ class LimitExceeded(KvstoreError):
     code = "LIMIT_EXCEEDED"
 
 
+class PolicyTooLarge(KvstoreError):
+    """A window-state policy whose states of one prompt do not fit the disk's share for states."""
+
+    code = "POLICY_TOO_LARGE"
+
+
 class NoSpace(KvstoreError):
     """The disk or its budget holds no more, and nothing may be evicted now."""
 
@@ -147,6 +153,7 @@ ALL_ERRORS: dict[str, type[KvstoreError]] = {
         ParentMissing,
         DamagedBytes,
         LimitExceeded,
+        PolicyTooLarge,
         NoSpace,
         DeviceError,
         Draining,

@@ -21,10 +21,14 @@ BytesLike = bytes | bytearray | memoryview
 
 
 class ItemKind(IntEnum):
-    """What a stored item is. The values are part of the wire and of the disk format."""
+    """What a stored item is. The values are part of the wire and of the disk format.
+
+    ROWS: the window rows of every token of a block, in all layers, with or without the overlap at its end.
+    """
 
     BLOCK = 1
     STATE = 2
+    ROWS = 6
 
 
 class Tier(IntEnum):

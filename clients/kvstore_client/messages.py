@@ -41,12 +41,23 @@ def to_costs(costs: Costs | None) -> pb.Costs:
         seconds_per_ssd_byte=costs.seconds_per_ssd_byte,
         seconds_per_memory_byte=costs.seconds_per_memory_byte,
         seconds_per_fetch=costs.seconds_per_fetch,
+        seconds_per_index_entry=costs.seconds_per_index_entry,
+    )
+
+
+def from_costs(message: pb.Costs) -> Costs:
+    return Costs(
+        seconds_per_layer_token=message.seconds_per_layer_token,
+        seconds_per_ssd_byte=message.seconds_per_ssd_byte,
+        seconds_per_memory_byte=message.seconds_per_memory_byte,
+        seconds_per_fetch=message.seconds_per_fetch,
+        seconds_per_index_entry=message.seconds_per_index_entry,
     )
 
 
 def to_reserve_item(index: int, item: ReserveItem) -> pb.ReserveItem:
     return pb.ReserveItem(
-        kind=item.kind.name,
+        kind=pb.ItemKind.Name(item.kind),
         key=item.key,
         parent=item.parent,
         position=count(f"items[{index}].position", item.position),
@@ -66,6 +77,7 @@ def from_namespace(message: pb.Namespace) -> OpenedNamespace:
         block_tokens=message.block_tokens,
         block_bytes=message.block_bytes,
         state_bytes=message.state_bytes,
+        states_share_tokens=message.states_share_tokens,
     )
 
 
@@ -83,6 +95,8 @@ def from_plan(message: pb.RestorePlan) -> Plan:
                 output_edge_pool=message.save_states.output_edge_pool,
                 output_edge_ssd=message.save_states.output_edge_ssd,
                 every_tokens=message.save_states.every_tokens,
+                rows=message.save_states.rows,
+                rows_overlap=message.save_states.rows_overlap,
             ),
             blocks_missing=message.blocks_missing,
         )
@@ -108,4 +122,8 @@ def _from_alternative(message: pb.Alternative) -> Alternative:
         bytes_ssd=message.bytes_ssd,
         bytes_memory=message.bytes_memory,
         seconds=message.seconds,
+        index_entries=message.index_entries,
+        read_seconds=message.read_seconds,
+        replay_seconds=message.replay_seconds,
+        compute_seconds=message.compute_seconds,
     )

@@ -65,6 +65,7 @@ class Costs:
     seconds_per_ssd_byte: float = 0.0
     seconds_per_memory_byte: float = 0.0
     seconds_per_fetch: float = 0.0
+    seconds_per_index_entry: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,7 @@ class OpenedNamespace:
     block_tokens: int
     block_bytes: int
     state_bytes: int
+    states_share_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,10 @@ class Alternative:
     bytes_ssd: int
     bytes_memory: int
     seconds: float
+    index_entries: int = 0
+    read_seconds: float = 0.0
+    replay_seconds: float = 0.0
+    compute_seconds: float = 0.0
 
     @property
     def replay_tokens(self) -> int:
@@ -101,13 +107,16 @@ class Alternative:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveStates:
     """Which states the worker is to keep: edges inside the prompt per tier, whether the output's last edge goes to a
-    tier, and every how many tokens (0: none) of the output a state goes to SSD."""
+    tier, every how many tokens (0: none) of the output a state goes to SSD, and whether the window rows of every token
+    computed go there, block by block, without or with the overlap at each block's end."""
 
     pool: tuple[int, ...] = ()
     ssd: tuple[int, ...] = ()
     output_edge_pool: bool = False
     output_edge_ssd: bool = False
     every_tokens: int = 0
+    rows: bool = False
+    rows_overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,29 +12,37 @@ class Coverage:
     """What is held for one prompt, counted from its first token.
 
     blocks: whole blocks held without a gap from the start. pool_states, checkpoints: block edges in tokens, ascending,
-    each at most blocks x block_tokens, at which a whole state is held in that tier.
+    each at most blocks x block_tokens, at which a whole state is held in that tier. rows, rows_overlap: edges at which
+    all window rows are held that a resume there needs, without the overlap and with it; the deepest usable one of each
+    is enough. branch_at: the edge where the prompt leaves what is held although that goes on in another way, 0 if nowhere.
     """
 
     blocks: int
     pool_states: tuple[int, ...] = ()
     checkpoints: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    rows_overlap: tuple[int, ...] = ()
+    branch_at: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Measured rates. Seconds per layer-token (one layer run for one token), seconds per byte from each tier up to
-    the worker's memory, and seconds that any fetch costs at least."""
+    """Measured rates. Seconds per layer-token (one layer run for one token), seconds per entry that an index scan looks
+    at (a token at position p looks at p / ratio in every layer with an index), seconds per byte from each tier up to the
+    worker's memory, and seconds that any fetch costs at least."""
 
     seconds_per_layer_token: float = 2e-5
     seconds_per_ssd_byte: float = 2e-9
     seconds_per_memory_byte: float = 1e-9
     seconds_per_fetch: float = 5e-4
+    seconds_per_index_entry: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
     """One way to resume, with its price. `seconds` is the whole time to the first token: reading, replaying and
-    computing the rest of the prompt."""
+    computing the rest of the prompt, which the last three fields give one by one. `index_entries`: looked at by index
+    scans, in the replay and in the rest."""
 
     compute_from: int
     state_source: StateSource
@@ -44,6 +52,10 @@ class Alternative:
     bytes_ssd: int
     bytes_memory: int
     seconds: float
+    index_entries: int = 0
+    read_seconds: float = 0.0
+    replay_seconds: float = 0.0
+    compute_seconds: float = 0.0
 
     @property
     def replay_tokens(self) -> int:
@@ -54,13 +66,16 @@ class Alternative:
 class SaveStates:
     """Which states the worker is to keep. `pool` and `ssd` are edges inside the prompt, ascending; the two flags say
     whether the last edge of the output goes to that tier; `every_tokens` > 0 asks for each further multiple of it
-    (in the output) on SSD."""
+    (in the output) on SSD; `rows` that the window rows of every computed token go there, block by block, and
+    `rows_overlap` that the overlap at each block's end goes with them."""
 
     pool: tuple[int, ...] = ()
     ssd: tuple[int, ...] = ()
     output_edge_pool: bool = False
     output_edge_ssd: bool = False
     every_tokens: int = 0
+    rows: bool = False
+    rows_overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,6 +145,16 @@ class Profile:
         """The window rows of every token of a block, all layers (policy `full`)."""
         return self.block_tokens * self.row_bytes * self.layer_count
 
+    @property
+    def rows_overlap_block_bytes(self) -> int:
+        """The same with the overlap at the block's end (policy `full+overlap`)."""
+        return self.rows_block_bytes + self.overlap_bytes
+
+    @property
+    def overlap_tokens(self) -> int:
+        """How many tokens' replay gives the overlap back: the largest CSA ratio, 0 where no layer has an overlap."""
+        return max((layer.ratio for layer in self.layers if layer.kind is LayerKind.CSA), default=0)
+
     # ---- replay ---------------------------------------------------------------------------------------------
 
     @property

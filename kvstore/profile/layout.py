@@ -12,6 +12,8 @@ state   at position t, in this order:
                   CSA: key-value [rows, 2 head_dim] (previous stream, then current), scores [rows, 2 head_dim], then
                   the index compressor's [rows, 2 index_head_dim] twice. HCA: key-value, then scores [rows, head_dim].
                   CSA2 (ratio 2): key-value, then scores [rows, head_dim].
+rows    the window rows of every token of a block: per layer, block_tokens rows, oldest first; with the overlap, then the
+        overlap at the block's end, as in a state.
 Scores carry their positional bias already.
 """
 
@@ -91,6 +93,13 @@ def _stream_fields(profile: Profile, layer: Layer, *, both_halves: bool) -> tupl
     return fields
 
 
+def _add_overlap(builder: _Builder, profile: Profile) -> None:
+    for index, layer in enumerate(profile.layers):
+        if layer.kind is LayerKind.CSA:
+            for field, width in _stream_fields(profile, layer, both_halves=False):
+                builder.add("overlap", index, field, layer.ratio, width)
+
+
 @lru_cache(maxsize=64)
 def block_layout(profile: Profile) -> Layout:
     """Sections of a block's payload; `total_bytes` is `profile.block_bytes`."""
@@ -112,10 +121,7 @@ def _state_layout(profile: Profile, open_tokens: int) -> Layout:
     builder = _Builder()
     for index in range(profile.layer_count):
         builder.add("window", index, "", profile.window_rows, profile.row_bytes)
-    for index, layer in enumerate(profile.layers):
-        if layer.kind is LayerKind.CSA:
-            for field, width in _stream_fields(profile, layer, both_halves=False):
-                builder.add("overlap", index, field, layer.ratio, width)
+    _add_overlap(builder, profile)
     if open_tokens:
         _add_entries(builder, profile, open_tokens)
         for index, layer in enumerate(profile.layers):
@@ -123,6 +129,74 @@ def _state_layout(profile: Profile, open_tokens: int) -> Layout:
                 for field, width in _stream_fields(profile, layer, both_halves=True):
                     builder.add("tail", index, field, open_tokens % layer.ratio, width)
     return builder.build()
+
+
+@lru_cache(maxsize=128)
+def rows_layout(profile: Profile, *, overlap: bool) -> Layout:
+    """Sections of a block's window rows; `total_bytes` is `profile.rows_block_bytes`, or `rows_overlap_block_bytes`."""
+    builder = _Builder()
+    for index in range(profile.layer_count):
+        builder.add("window", index, "", profile.block_tokens, profile.row_bytes)
+    if overlap:
+        _add_overlap(builder, profile)
+    return builder.build()
+
+
+@dataclass(frozen=True, slots=True)
+class RowsNeeded:
+    """What a resume from window rows at one edge reads: the rows of blocks [first_block, first_block + blocks). They
+    give the state at `state_at`; a replay of [state_at, edge) does the rest."""
+
+    first_block: int
+    blocks: int
+    state_at: int
+
+
+def rows_needed(profile: Profile, edge: int, *, overlap: bool) -> RowsNeeded:
+    """`edge` > 0 is a block edge. With the overlap stored nothing is replayed; without it, the last CSA group is."""
+    state_at = edge if overlap else max(0, edge - profile.overlap_tokens)
+    first = max(0, state_at - profile.window_rows) // profile.block_tokens
+    # With the overlap the last block is read for that too.
+    end = edge if overlap else state_at
+    last = max(end - 1, 0) // profile.block_tokens
+    return RowsNeeded(first, last - first + 1, state_at)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSlice:
+    """Layers [first_layer, end_layer) of a block, which lie at bytes [offset, end) of its payload."""
+
+    first_layer: int
+    end_layer: int
+    offset: int
+    end: int
+
+
+SLICES_MAX = 16
+
+
+@lru_cache(maxsize=128)
+def layer_slices(profile: Profile, count: int) -> tuple[LayerSlice, ...]:
+    """A block cut by layers into at most `count` slices of about equal bytes, none of them empty, in the order of the layers. Both
+    ends of a sliced fetch call this."""
+    if not 1 <= count <= SLICES_MAX:
+        raise InvalidArgument("too many slices", field="slices", value=count, allowed=f"1 to {SLICES_MAX}")
+    sections = block_layout(profile).sections
+    total = profile.block_bytes
+    slices: list[LayerSlice] = []
+    first, start = 0, 0
+    for layer in range(profile.layer_count):
+        end = max((s.end for s in sections if s.layer <= layer), default=0)
+        is_last = layer == profile.layer_count - 1
+        if is_last or (end > start and end >= total * (len(slices) + 1) / count):
+            slices.append(LayerSlice(first, layer + 1, start, end))
+            first, start = layer + 1, end
+    if len(slices) > 1 and slices[-1].offset == slices[-1].end:
+        # Layers without entries at the end belong to the slice before them.
+        last = slices.pop()
+        before = slices.pop()
+        slices.append(LayerSlice(before.first_layer, last.end_layer, before.offset, before.end))
+    return tuple(slices)
 
 
 def max_state_bytes(profile: Profile) -> int:

@@ -56,7 +56,7 @@ def take_kind(value: int, *, field: str) -> ItemKind:
         return ItemKind(value)
     except ValueError:
         raise InvalidArgument(
-            "unknown item kind", field=field, value=value, allowed="BLOCK (1) or STATE (2)"
+            "unknown item kind", field=field, value=value, allowed="BLOCK (1), STATE (2) or WINDOW_ROWS (6)"
         ) from None
 
 
@@ -90,6 +90,7 @@ def take_costs(message: pb.Costs) -> Costs:
         "seconds_per_ssd_byte",
         "seconds_per_memory_byte",
         "seconds_per_fetch",
+        "seconds_per_index_entry",
     ):
         value = take_seconds(getattr(message, field), field=f"costs.{field}", high=MAX_COST_SECONDS)
         values[field] = value or getattr(own, field)
@@ -121,6 +122,10 @@ def _put_alternative(value: Alternative) -> pb.Alternative:
         bytes_ssd=value.bytes_ssd,
         bytes_memory=value.bytes_memory,
         seconds=value.seconds,
+        index_entries=value.index_entries,
+        read_seconds=value.read_seconds,
+        replay_seconds=value.replay_seconds,
+        compute_seconds=value.compute_seconds,
     )
 
 
@@ -137,6 +142,8 @@ def put_plan(plan: RestorePlan) -> pb.RestorePlan:
             output_edge_pool=save.output_edge_pool,
             output_edge_ssd=save.output_edge_ssd,
             every_tokens=save.every_tokens,
+            rows=save.rows,
+            rows_overlap=save.rows_overlap,
         ),
         blocks_missing=plan.blocks_missing,
     )

@@ -15,12 +15,13 @@ from kvstore.types import BlockKey, BytesLike, Checks, Lineage, NamespaceDigest
 
 
 class RecordKind(IntEnum):
-    """Values are part of the disk format. BLOCK and STATE equal the ItemKind values."""
+    """Values are part of the disk format. BLOCK, STATE and ROWS equal the ItemKind values; 5 is the log's own."""
 
     BLOCK = 1
     STATE = 2
     NAMESPACE = 3
     CLEAR = 4
+    ROWS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Place:
 class Record:
     """One thing to write.
 
-    NAMESPACE: `key` is the namespace digest and the payload its description. CLEAR: every BLOCK and STATE of
+    NAMESPACE: `key` is the namespace digest and the payload its description. CLEAR: every BLOCK, STATE and ROWS of
     `namespace` written before it, in its own batch too, is gone for good; the NAMESPACE record and the policy stay.
     `position` is the token count at the item's end.
     """

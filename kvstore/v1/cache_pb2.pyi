@@ -27,6 +27,7 @@ class ItemKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ITEM_KIND_UNSPECIFIED: _ClassVar[ItemKind]
     BLOCK: _ClassVar[ItemKind]
     STATE: _ClassVar[ItemKind]
+    WINDOW_ROWS: _ClassVar[ItemKind]
 
 class Lineage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -59,6 +60,7 @@ BOUNDED: Exactness
 ITEM_KIND_UNSPECIFIED: ItemKind
 BLOCK: ItemKind
 STATE: ItemKind
+WINDOW_ROWS: ItemKind
 LINEAGE_UNSPECIFIED: Lineage
 LINEAGE_EXACT: Lineage
 LINEAGE_BOUNDED: Lineage
@@ -98,7 +100,7 @@ class OpenNamespaceRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., weights_revision: _Optional[str] = ..., numerics: _Optional[str] = ..., adapter: _Optional[str] = ..., tenant_salt: _Optional[str] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class Namespace(_message.Message):
-    __slots__ = ("name", "digest", "profile", "policy", "block_tokens", "block_bytes", "state_bytes")
+    __slots__ = ("name", "digest", "profile", "policy", "block_tokens", "block_bytes", "state_bytes", "states_share_tokens")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +108,7 @@ class Namespace(_message.Message):
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATES_SHARE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: bytes
     profile: Profile
@@ -113,36 +116,45 @@ class Namespace(_message.Message):
     block_tokens: int
     block_bytes: int
     state_bytes: int
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., policy: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
+    states_share_tokens: int
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., policy: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., states_share_tokens: _Optional[int] = ...) -> None: ...
 
 class Costs(_message.Message):
-    __slots__ = ("seconds_per_layer_token", "seconds_per_ssd_byte", "seconds_per_memory_byte", "seconds_per_fetch")
+    __slots__ = ("seconds_per_layer_token", "seconds_per_ssd_byte", "seconds_per_memory_byte", "seconds_per_fetch", "seconds_per_index_entry")
     SECONDS_PER_LAYER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     SECONDS_PER_SSD_BYTE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_PER_MEMORY_BYTE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_PER_FETCH_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_PER_INDEX_ENTRY_FIELD_NUMBER: _ClassVar[int]
     seconds_per_layer_token: float
     seconds_per_ssd_byte: float
     seconds_per_memory_byte: float
     seconds_per_fetch: float
-    def __init__(self, seconds_per_layer_token: _Optional[float] = ..., seconds_per_ssd_byte: _Optional[float] = ..., seconds_per_memory_byte: _Optional[float] = ..., seconds_per_fetch: _Optional[float] = ...) -> None: ...
+    seconds_per_index_entry: float
+    def __init__(self, seconds_per_layer_token: _Optional[float] = ..., seconds_per_ssd_byte: _Optional[float] = ..., seconds_per_memory_byte: _Optional[float] = ..., seconds_per_fetch: _Optional[float] = ..., seconds_per_index_entry: _Optional[float] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("namespace", "keys", "prompt_tokens", "costs", "lease")
+    __slots__ = ("namespace", "keys", "prompt_tokens", "costs", "lease", "exactness", "announce", "wait_seconds")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    EXACTNESS_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     keys: bytes
     prompt_tokens: int
     costs: Costs
     lease: bool
-    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., lease: bool = ...) -> None: ...
+    exactness: Exactness
+    announce: bool
+    wait_seconds: float
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., lease: bool = ..., exactness: _Optional[_Union[Exactness, str]] = ..., announce: bool = ..., wait_seconds: _Optional[float] = ...) -> None: ...
 
 class Alternative(_message.Message):
-    __slots__ = ("compute_from", "state_source", "state_at", "replay_from", "replay_layer_tokens", "bytes_ssd", "bytes_memory", "seconds")
+    __slots__ = ("compute_from", "state_source", "state_at", "replay_from", "replay_layer_tokens", "bytes_ssd", "bytes_memory", "seconds", "index_entries", "read_seconds", "replay_seconds", "compute_seconds")
     COMPUTE_FROM_FIELD_NUMBER: _ClassVar[int]
     STATE_SOURCE_FIELD_NUMBER: _ClassVar[int]
     STATE_AT_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +163,10 @@ class Alternative(_message.Message):
     BYTES_SSD_FIELD_NUMBER: _ClassVar[int]
     BYTES_MEMORY_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    READ_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     compute_from: int
     state_source: StateSource
     state_at: int
@@ -159,21 +175,45 @@ class Alternative(_message.Message):
     bytes_ssd: int
     bytes_memory: int
     seconds: float
-    def __init__(self, compute_from: _Optional[int] = ..., state_source: _Optional[_Union[StateSource, str]] = ..., state_at: _Optional[int] = ..., replay_from: _Optional[int] = ..., replay_layer_tokens: _Optional[int] = ..., bytes_ssd: _Optional[int] = ..., bytes_memory: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    index_entries: int
+    read_seconds: float
+    replay_seconds: float
+    compute_seconds: float
+    def __init__(self, compute_from: _Optional[int] = ..., state_source: _Optional[_Union[StateSource, str]] = ..., state_at: _Optional[int] = ..., replay_from: _Optional[int] = ..., replay_layer_tokens: _Optional[int] = ..., bytes_ssd: _Optional[int] = ..., bytes_memory: _Optional[int] = ..., seconds: _Optional[float] = ..., index_entries: _Optional[int] = ..., read_seconds: _Optional[float] = ..., replay_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ...) -> None: ...
 
 class SaveStates(_message.Message):
-    __slots__ = ("pool", "ssd", "output_edge_pool", "output_edge_ssd", "every_tokens")
+    __slots__ = ("pool", "ssd", "output_edge_pool", "output_edge_ssd", "every_tokens", "rows", "rows_overlap")
     POOL_FIELD_NUMBER: _ClassVar[int]
     SSD_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_EDGE_POOL_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_EDGE_SSD_FIELD_NUMBER: _ClassVar[int]
     EVERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_OVERLAP_FIELD_NUMBER: _ClassVar[int]
     pool: _containers.RepeatedScalarFieldContainer[int]
     ssd: _containers.RepeatedScalarFieldContainer[int]
     output_edge_pool: bool
     output_edge_ssd: bool
     every_tokens: int
-    def __init__(self, pool: _Optional[_Iterable[int]] = ..., ssd: _Optional[_Iterable[int]] = ..., output_edge_pool: bool = ..., output_edge_ssd: bool = ..., every_tokens: _Optional[int] = ...) -> None: ...
+    rows: bool
+    rows_overlap: bool
+    def __init__(self, pool: _Optional[_Iterable[int]] = ..., ssd: _Optional[_Iterable[int]] = ..., output_edge_pool: bool = ..., output_edge_ssd: bool = ..., every_tokens: _Optional[int] = ..., rows: bool = ..., rows_overlap: bool = ...) -> None: ...
+
+class Coverage(_message.Message):
+    __slots__ = ("blocks", "pool_states", "checkpoints", "rows", "rows_overlap", "branch_at")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    POOL_STATES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_AT_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    pool_states: _containers.RepeatedScalarFieldContainer[int]
+    checkpoints: _containers.RepeatedScalarFieldContainer[int]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    rows_overlap: _containers.RepeatedScalarFieldContainer[int]
+    branch_at: int
+    def __init__(self, blocks: _Optional[int] = ..., pool_states: _Optional[_Iterable[int]] = ..., checkpoints: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., rows_overlap: _Optional[_Iterable[int]] = ..., branch_at: _Optional[int] = ...) -> None: ...
 
 class RestorePlan(_message.Message):
     __slots__ = ("prompt_tokens", "chosen", "runner_up", "exactness", "save_states", "blocks_missing")
@@ -192,31 +232,57 @@ class RestorePlan(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., chosen: _Optional[_Union[Alternative, _Mapping]] = ..., runner_up: _Optional[_Union[Alternative, _Mapping]] = ..., exactness: _Optional[_Union[Exactness, str]] = ..., save_states: _Optional[_Union[SaveStates, _Mapping]] = ..., blocks_missing: _Optional[int] = ...) -> None: ...
 
 class LookupReply(_message.Message):
-    __slots__ = ("plan", "lease_id", "lease_seconds", "blocks_held")
+    __slots__ = ("plan", "lease_id", "lease_seconds", "blocks_held", "blocks_in_flight", "in_flight_seconds", "waited_seconds", "flight_id", "coverage", "costs")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_HELD_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FLIGHT_ID_FIELD_NUMBER: _ClassVar[int]
+    COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
     plan: RestorePlan
     lease_id: int
     lease_seconds: float
     blocks_held: int
-    def __init__(self, plan: _Optional[_Union[RestorePlan, _Mapping]] = ..., lease_id: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., blocks_held: _Optional[int] = ...) -> None: ...
+    blocks_in_flight: int
+    in_flight_seconds: float
+    waited_seconds: float
+    flight_id: int
+    coverage: Coverage
+    costs: Costs
+    def __init__(self, plan: _Optional[_Union[RestorePlan, _Mapping]] = ..., lease_id: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., blocks_held: _Optional[int] = ..., blocks_in_flight: _Optional[int] = ..., in_flight_seconds: _Optional[float] = ..., waited_seconds: _Optional[float] = ..., flight_id: _Optional[int] = ..., coverage: _Optional[_Union[Coverage, _Mapping]] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ...) -> None: ...
+
+class EndFlightRequest(_message.Message):
+    __slots__ = ("flight_id",)
+    FLIGHT_ID_FIELD_NUMBER: _ClassVar[int]
+    flight_id: int
+    def __init__(self, flight_id: _Optional[int] = ...) -> None: ...
+
+class EndFlightReply(_message.Message):
+    __slots__ = ("was_open",)
+    WAS_OPEN_FIELD_NUMBER: _ClassVar[int]
+    was_open: bool
+    def __init__(self, was_open: bool = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("lease_id", "first_block", "block_count", "state")
+    __slots__ = ("lease_id", "first_block", "block_count", "state", "slices")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     first_block: int
     block_count: int
     state: bool
-    def __init__(self, lease_id: _Optional[int] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ..., state: bool = ...) -> None: ...
+    slices: int
+    def __init__(self, lease_id: _Optional[int] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ..., state: bool = ..., slices: _Optional[int] = ...) -> None: ...
 
 class ItemHeader(_message.Message):
-    __slots__ = ("kind", "index", "length", "crc32", "xxh3_64", "has_xxh3", "lineage", "missing")
+    __slots__ = ("kind", "index", "length", "crc32", "xxh3_64", "has_xxh3", "lineage", "missing", "slice")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +291,7 @@ class ItemHeader(_message.Message):
     HAS_XXH3_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
     kind: ItemKind
     index: int
     length: int
@@ -233,7 +300,8 @@ class ItemHeader(_message.Message):
     has_xxh3: bool
     lineage: Lineage
     missing: bool
-    def __init__(self, kind: _Optional[_Union[ItemKind, str]] = ..., index: _Optional[int] = ..., length: _Optional[int] = ..., crc32: _Optional[int] = ..., xxh3_64: _Optional[int] = ..., has_xxh3: bool = ..., lineage: _Optional[_Union[Lineage, str]] = ..., missing: bool = ...) -> None: ...
+    slice: int
+    def __init__(self, kind: _Optional[_Union[ItemKind, str]] = ..., index: _Optional[int] = ..., length: _Optional[int] = ..., crc32: _Optional[int] = ..., xxh3_64: _Optional[int] = ..., has_xxh3: bool = ..., lineage: _Optional[_Union[Lineage, str]] = ..., missing: bool = ..., slice: _Optional[int] = ...) -> None: ...
 
 class ItemFrame(_message.Message):
     __slots__ = ("items", "data")

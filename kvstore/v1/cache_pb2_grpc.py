@@ -54,6 +54,11 @@ class CacheStub(object):
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_cache__pb2.ReleaseReply.FromString,
                 _registered_method=True)
+        self.EndFlight = channel.unary_unary(
+                '/kvstore.v1.Cache/EndFlight',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.EndFlightRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.EndFlightReply.FromString,
+                _registered_method=True)
         self.Reserve = channel.unary_unary(
                 '/kvstore.v1.Cache/Reserve',
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.ReserveRequest.SerializeToString,
@@ -120,6 +125,13 @@ class CacheServicer(object):
 
     def Release(self, request, context):
         """End a lease. Ending it twice does nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndFlight(self, request, context):
+        """End a flight: its blocks are stored, or given up. Whoever waits for it is woken. Ending it twice does nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -197,6 +209,11 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.ReleaseRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_cache__pb2.ReleaseReply.SerializeToString,
+            ),
+            'EndFlight': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndFlight,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.EndFlightRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.EndFlightReply.SerializeToString,
             ),
             'Reserve': grpc.unary_unary_rpc_method_handler(
                     servicer.Reserve,
@@ -342,6 +359,33 @@ class Cache(object):
             '/kvstore.v1.Cache/Release',
             kvstore_dot_v1_dot_cache__pb2.ReleaseRequest.SerializeToString,
             kvstore_dot_v1_dot_cache__pb2.ReleaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndFlight(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Cache/EndFlight',
+            kvstore_dot_v1_dot_cache__pb2.EndFlightRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.EndFlightReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -607,7 +651,8 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetPolicy(self, request, context):
-        """Change a namespace's window-state policy: `zero`, `endpoints` or `periodic:N`.
+        """Change a namespace's window-state policy: `zero`, `endpoints`, `periodic:N`, `full` or `full+overlap`. POLICY_TOO_LARGE
+        when the states of one prompt of the longest length would not fit the states' share of the disk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvstore.v1 import cache_pb2 as kvstore_dot_v1_dot_cache__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvstore/v1/worker.proto\x12\nkvstore.v1\x1a\x16kvstore/v1/cache.proto\";\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x11\n\x04seed\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\x92\x01\n\x0fGenerateRequest\x12\x12\n\x06tokens\x18\x01 \x03(\rB\x02\x10\x01\x12\x16\n\x0emax_new_tokens\x18\x02 \x01(\r\x12&\n\x08sampling\x18\x03 \x01(\x0b\x32\x14.kvstore.v1.Sampling\x12\x15\n\rreturn_logits\x18\x04 \x01(\x08\x12\x14\n\x0c\x62ypass_store\x18\x05 \x01(\x08\"\x86\x01\n\rDecodeRequest\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.kvstore.v1.GenerateRequest\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x18\n\x0b\x66irst_token\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05model\x18\x04 \x01(\x0c\x42\x0e\n\x0c_first_token\"\x96\x03\n\x0cPrefixReport\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x17\n\x0frestored_tokens\x18\x02 \x01(\x04\x12\x17\n\x0freplayed_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\x04\x12-\n\x0cstate_source\x18\x05 \x01(\x0e\x32\x17.kvstore.v1.StateSource\x12(\n\texactness\x18\x06 \x01(\x0e\x32\x15.kvstore.v1.Exactness\x12\x11\n\tbytes_ssd\x18\x07 \x01(\x04\x12\x14\n\x0c\x62ytes_memory\x18\x08 \x01(\x04\x12\x16\n\x0elookup_seconds\x18\t \x01(\x01\x12\x15\n\rfetch_seconds\x18\n \x01(\x01\x12\x16\n\x0ereplay_seconds\x18\x0b \x01(\x01\x12\x18\n\x10\x65xpected_seconds\x18\x0c \x01(\x01\x12\x1b\n\x13replay_layer_tokens\x18\r \x01(\x04\x12\x13\n\x0bmiss_reason\x18\x0e \x01(\t\x12\x0f\n\x07handoff\x18\x0f \x01(\x08\"\xc5\x01\n\x0bStoreReport\x12\x15\n\rblocks_stored\x18\x01 \x01(\x04\x12\x1b\n\x13\x62locks_held_already\x18\x02 \x01(\x04\x12\x15\n\rblocks_failed\x18\x03 \x01(\x04\x12\x15\n\rstates_stored\x18\x04 \x01(\x04\x12\x14\n\x0c\x62ytes_stored\x18\x05 \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\x12\x15\n\rstates_failed\x18\x07 \x01(\x04\x12\x16\n\x0e\x62locks_pending\x18\x08 \x01(\x04\"\xbe\x02\n\rGenerateEvent\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.kvstore.v1.GenerateEvent.Kind\x12\r\n\x05token\x18\x02 \x01(\r\x12\x0e\n\x06logits\x18\x03 \x01(\x0c\x12\x12\n\nat_seconds\x18\x04 \x01(\x01\x12(\n\x06prefix\x18\x05 \x01(\x0b\x32\x18.kvstore.v1.PrefixReport\x12\'\n\x06stored\x18\x06 \x01(\x0b\x32\x17.kvstore.v1.StoreReport\x12\x0e\n\x06ticket\x18\x07 \x01(\x0c\x12\r\n\x05model\x18\x08 \x01(\x0c\"Z\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\n\n\x06PREFIX\x10\x01\x12\n\n\x06STORED\x10\x02\x12\x0f\n\x0b\x46IRST_TOKEN\x10\x03\x12\t\n\x05TOKEN\x10\x04\x12\x08\n\x04\x44ONE\x10\x05\"\x11\n\x0f\x44\x65scribeRequest\"\xc7\x01\n\x11WorkerDescription\x12\x0c\n\x04role\x18\x01 \x01(\t\x12$\n\x07profile\x18\x02 \x01(\x0b\x32\x13.kvstore.v1.Profile\x12\x18\n\x10weights_revision\x18\x03 \x01(\t\x12\x10\n\x08numerics\x18\x04 \x01(\t\x12\x11\n\tbit_equal\x18\x05 \x01(\x08\x12\x12\n\nvocabulary\x18\x06 \x01(\x04\x12\x18\n\x10requests_running\x18\x07 \x01(\x04\x12\x11\n\tnamespace\x18\x08 \x01(\x0c\x32J\n\x07Prefill\x12?\n\x03Run\x12\x1b.kvstore.v1.GenerateRequest\x1a\x19.kvstore.v1.GenerateEvent0\x01\x32G\n\x06\x44\x65\x63ode\x12=\n\x03Run\x12\x19.kvstore.v1.DecodeRequest\x1a\x19.kvstore.v1.GenerateEvent0\x01\x32O\n\x07Gateway\x12\x44\n\x08Generate\x12\x1b.kvstore.v1.GenerateRequest\x1a\x19.kvstore.v1.GenerateEvent0\x01\x32P\n\x06Worker\x12\x46\n\x08\x44\x65scribe\x12\x1b.kvstore.v1.DescribeRequest\x1a\x1d.kvstore.v1.WorkerDescriptionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvstore/v1/worker.proto\x12\nkvstore.v1\x1a\x16kvstore/v1/cache.proto\";\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x11\n\x04seed\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\xdc\x01\n\x0fGenerateRequest\x12\x12\n\x06tokens\x18\x01 \x03(\rB\x02\x10\x01\x12\x16\n\x0emax_new_tokens\x18\x02 \x01(\r\x12&\n\x08sampling\x18\x03 \x01(\x0b\x32\x14.kvstore.v1.Sampling\x12\x15\n\rreturn_logits\x18\x04 \x01(\x08\x12\x14\n\x0c\x62ypass_store\x18\x05 \x01(\x08\x12\x0f\n\x07samples\x18\x06 \x01(\r\x12(\n\texactness\x18\x07 \x01(\x0e\x32\x15.kvstore.v1.Exactness\x12\r\n\x05trace\x18\x08 \x01(\x08\"\x96\x01\n\rDecodeRequest\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.kvstore.v1.GenerateRequest\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x18\n\x0b\x66irst_token\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05model\x18\x04 \x01(\x0c\x12\x0e\n\x06sample\x18\x05 \x01(\rB\x0e\n\x0c_first_token\"\xae\x03\n\x0cPrefixReport\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x17\n\x0frestored_tokens\x18\x02 \x01(\x04\x12\x17\n\x0freplayed_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\x04\x12-\n\x0cstate_source\x18\x05 \x01(\x0e\x32\x17.kvstore.v1.StateSource\x12(\n\texactness\x18\x06 \x01(\x0e\x32\x15.kvstore.v1.Exactness\x12\x11\n\tbytes_ssd\x18\x07 \x01(\x04\x12\x14\n\x0c\x62ytes_memory\x18\x08 \x01(\x04\x12\x16\n\x0elookup_seconds\x18\t \x01(\x01\x12\x15\n\rfetch_seconds\x18\n \x01(\x01\x12\x16\n\x0ereplay_seconds\x18\x0b \x01(\x01\x12\x18\n\x10\x65xpected_seconds\x18\x0c \x01(\x01\x12\x1b\n\x13replay_layer_tokens\x18\r \x01(\x04\x12\x13\n\x0bmiss_reason\x18\x0e \x01(\t\x12\x0f\n\x07handoff\x18\x0f \x01(\x08\x12\x16\n\x0ewaited_seconds\x18\x10 \x01(\x01\"\xda\x01\n\x0bStoreReport\x12\x15\n\rblocks_stored\x18\x01 \x01(\x04\x12\x1b\n\x13\x62locks_held_already\x18\x02 \x01(\x04\x12\x15\n\rblocks_failed\x18\x03 \x01(\x04\x12\x15\n\rstates_stored\x18\x04 \x01(\x04\x12\x14\n\x0c\x62ytes_stored\x18\x05 \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\x12\x15\n\rstates_failed\x18\x07 \x01(\x04\x12\x16\n\x0e\x62locks_pending\x18\x08 \x01(\x04\x12\x13\n\x0brows_stored\x18\t \x01(\x04\"\xa8\x01\n\x04Span\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05track\x18\x02 \x01(\t\x12\x15\n\rstart_seconds\x18\x03 \x01(\x01\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12,\n\x06\x64\x65tail\x18\x05 \x03(\x0b\x32\x1c.kvstore.v1.Span.DetailEntry\x1a-\n\x0b\x44\x65tailEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xef\x02\n\rGenerateEvent\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.kvstore.v1.GenerateEvent.Kind\x12\r\n\x05token\x18\x02 \x01(\r\x12\x0e\n\x06logits\x18\x03 \x01(\x0c\x12\x12\n\nat_seconds\x18\x04 \x01(\x01\x12(\n\x06prefix\x18\x05 \x01(\x0b\x32\x18.kvstore.v1.PrefixReport\x12\'\n\x06stored\x18\x06 \x01(\x0b\x32\x17.kvstore.v1.StoreReport\x12\x0e\n\x06ticket\x18\x07 \x01(\x0c\x12\r\n\x05model\x18\x08 \x01(\x0c\x12\x0e\n\x06sample\x18\t \x01(\r\x12\x1f\n\x05spans\x18\n \x03(\x0b\x32\x10.kvstore.v1.Span\"Z\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\n\n\x06PREFIX\x10\x01\x12\n\n\x06STORED\x10\x02\x12\x0f\n\x0b\x46IRST_TOKEN\x10\x03\x12\t\n\x05TOKEN\x10\x04\x12\x08\n\x04\x44ONE\x10\x05\"\x11\n\x0f\x44\x65scribeRequest\"\xfb\x01\n\x11WorkerDescription\x12\x0c\n\x04role\x18\x01 \x01(\t\x12$\n\x07profile\x18\x02 \x01(\x0b\x32\x13.kvstore.v1.Profile\x12\x18\n\x10weights_revision\x18\x03 \x01(\t\x12\x10\n\x08numerics\x18\x04 \x01(\t\x12\x11\n\tbit_equal\x18\x05 \x01(\x08\x12\x12\n\nvocabulary\x18\x06 \x01(\x04\x12\x18\n\x10requests_running\x18\x07 \x01(\x04\x12\x11\n\tnamespace\x18\x08 \x01(\x0c\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12 \n\x05\x63osts\x18\n \x01(\x0b\x32\x11.kvstore.v1.Costs2J\n\x07Prefill\x12?\n\x03Run\x12\x1b.kvstore.v1.GenerateRequest\x1a\x19.kvstore.v1.GenerateEvent0\x01\x32G\n\x06\x44\x65\x63ode\x12=\n\x03Run\x12\x19.kvstore.v1.DecodeRequest\x1a\x19.kvstore.v1.GenerateEvent0\x01\x32O\n\x07Gateway\x12\x44\n\x08Generate\x12\x1b.kvstore.v1.GenerateRequest\x1a\x19.kvstore.v1.GenerateEvent0\x01\x32P\n\x06Worker\x12\x46\n\x08\x44\x65scribe\x12\x1b.kvstore.v1.DescribeRequest\x1a\x1d.kvstore.v1.WorkerDescriptionb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,30 +34,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST'].fields_by_name['tokens']._loaded_options = None
   _globals['_GENERATEREQUEST'].fields_by_name['tokens']._serialized_options = b'\020\001'
+  _globals['_SPAN_DETAILENTRY']._loaded_options = None
+  _globals['_SPAN_DETAILENTRY']._serialized_options = b'8\001'
   _globals['_SAMPLING']._serialized_start=63
   _globals['_SAMPLING']._serialized_end=122
   _globals['_GENERATEREQUEST']._serialized_start=125
-  _globals['_GENERATEREQUEST']._serialized_end=271
-  _globals['_DECODEREQUEST']._serialized_start=274
-  _globals['_DECODEREQUEST']._serialized_end=408
-  _globals['_PREFIXREPORT']._serialized_start=411
-  _globals['_PREFIXREPORT']._serialized_end=817
-  _globals['_STOREREPORT']._serialized_start=820
-  _globals['_STOREREPORT']._serialized_end=1017
-  _globals['_GENERATEEVENT']._serialized_start=1020
-  _globals['_GENERATEEVENT']._serialized_end=1338
-  _globals['_GENERATEEVENT_KIND']._serialized_start=1248
-  _globals['_GENERATEEVENT_KIND']._serialized_end=1338
-  _globals['_DESCRIBEREQUEST']._serialized_start=1340
-  _globals['_DESCRIBEREQUEST']._serialized_end=1357
-  _globals['_WORKERDESCRIPTION']._serialized_start=1360
-  _globals['_WORKERDESCRIPTION']._serialized_end=1559
-  _globals['_PREFILL']._serialized_start=1561
-  _globals['_PREFILL']._serialized_end=1635
-  _globals['_DECODE']._serialized_start=1637
-  _globals['_DECODE']._serialized_end=1708
-  _globals['_GATEWAY']._serialized_start=1710
-  _globals['_GATEWAY']._serialized_end=1789
-  _globals['_WORKER']._serialized_start=1791
-  _globals['_WORKER']._serialized_end=1871
+  _globals['_GENERATEREQUEST']._serialized_end=345
+  _globals['_DECODEREQUEST']._serialized_start=348
+  _globals['_DECODEREQUEST']._serialized_end=498
+  _globals['_PREFIXREPORT']._serialized_start=501
+  _globals['_PREFIXREPORT']._serialized_end=931
+  _globals['_STOREREPORT']._serialized_start=934
+  _globals['_STOREREPORT']._serialized_end=1152
+  _globals['_SPAN']._serialized_start=1155
+  _globals['_SPAN']._serialized_end=1323
+  _globals['_SPAN_DETAILENTRY']._serialized_start=1278
+  _globals['_SPAN_DETAILENTRY']._serialized_end=1323
+  _globals['_GENERATEEVENT']._serialized_start=1326
+  _globals['_GENERATEEVENT']._serialized_end=1693
+  _globals['_GENERATEEVENT_KIND']._serialized_start=1603
+  _globals['_GENERATEEVENT_KIND']._serialized_end=1693
+  _globals['_DESCRIBEREQUEST']._serialized_start=1695
+  _globals['_DESCRIBEREQUEST']._serialized_end=1712
+  _globals['_WORKERDESCRIPTION']._serialized_start=1715
+  _globals['_WORKERDESCRIPTION']._serialized_end=1966
+  _globals['_PREFILL']._serialized_start=1968
+  _globals['_PREFILL']._serialized_end=2042
+  _globals['_DECODE']._serialized_start=2044
+  _globals['_DECODE']._serialized_end=2115
+  _globals['_GATEWAY']._serialized_start=2117
+  _globals['_GATEWAY']._serialized_end=2196
+  _globals['_WORKER']._serialized_start=2198
+  _globals['_WORKER']._serialized_end=2278
 # @@protoc_insertion_point(module_scope)

@@ -17,33 +17,41 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("tokens", "max_new_tokens", "sampling", "return_logits", "bypass_store")
+    __slots__ = ("tokens", "max_new_tokens", "sampling", "return_logits", "bypass_store", "samples", "exactness", "trace")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     RETURN_LOGITS_FIELD_NUMBER: _ClassVar[int]
     BYPASS_STORE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    EXACTNESS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     max_new_tokens: int
     sampling: Sampling
     return_logits: bool
     bypass_store: bool
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., return_logits: bool = ..., bypass_store: bool = ...) -> None: ...
+    samples: int
+    exactness: _cache_pb2.Exactness
+    trace: bool
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., return_logits: bool = ..., bypass_store: bool = ..., samples: _Optional[int] = ..., exactness: _Optional[_Union[_cache_pb2.Exactness, str]] = ..., trace: bool = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("request", "ticket", "first_token", "model")
+    __slots__ = ("request", "ticket", "first_token", "model", "sample")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
     request: GenerateRequest
     ticket: bytes
     first_token: int
     model: bytes
-    def __init__(self, request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., ticket: _Optional[bytes] = ..., first_token: _Optional[int] = ..., model: _Optional[bytes] = ...) -> None: ...
+    sample: int
+    def __init__(self, request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., ticket: _Optional[bytes] = ..., first_token: _Optional[int] = ..., model: _Optional[bytes] = ..., sample: _Optional[int] = ...) -> None: ...
 
 class PrefixReport(_message.Message):
-    __slots__ = ("prompt_tokens", "restored_tokens", "replayed_tokens", "computed_tokens", "state_source", "exactness", "bytes_ssd", "bytes_memory", "lookup_seconds", "fetch_seconds", "replay_seconds", "expected_seconds", "replay_layer_tokens", "miss_reason", "handoff")
+    __slots__ = ("prompt_tokens", "restored_tokens", "replayed_tokens", "computed_tokens", "state_source", "exactness", "bytes_ssd", "bytes_memory", "lookup_seconds", "fetch_seconds", "replay_seconds", "expected_seconds", "replay_layer_tokens", "miss_reason", "handoff", "waited_seconds")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REPLAYED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +67,7 @@ class PrefixReport(_message.Message):
     REPLAY_LAYER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MISS_REASON_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
+    WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     restored_tokens: int
     replayed_tokens: int
@@ -74,10 +83,11 @@ class PrefixReport(_message.Message):
     replay_layer_tokens: int
     miss_reason: str
     handoff: bool
-    def __init__(self, prompt_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., replayed_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., state_source: _Optional[_Union[_cache_pb2.StateSource, str]] = ..., exactness: _Optional[_Union[_cache_pb2.Exactness, str]] = ..., bytes_ssd: _Optional[int] = ..., bytes_memory: _Optional[int] = ..., lookup_seconds: _Optional[float] = ..., fetch_seconds: _Optional[float] = ..., replay_seconds: _Optional[float] = ..., expected_seconds: _Optional[float] = ..., replay_layer_tokens: _Optional[int] = ..., miss_reason: _Optional[str] = ..., handoff: bool = ...) -> None: ...
+    waited_seconds: float
+    def __init__(self, prompt_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., replayed_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., state_source: _Optional[_Union[_cache_pb2.StateSource, str]] = ..., exactness: _Optional[_Union[_cache_pb2.Exactness, str]] = ..., bytes_ssd: _Optional[int] = ..., bytes_memory: _Optional[int] = ..., lookup_seconds: _Optional[float] = ..., fetch_seconds: _Optional[float] = ..., replay_seconds: _Optional[float] = ..., expected_seconds: _Optional[float] = ..., replay_layer_tokens: _Optional[int] = ..., miss_reason: _Optional[str] = ..., handoff: bool = ..., waited_seconds: _Optional[float] = ...) -> None: ...
 
 class StoreReport(_message.Message):
-    __slots__ = ("blocks_stored", "blocks_held_already", "blocks_failed", "states_stored", "bytes_stored", "failure", "states_failed", "blocks_pending")
+    __slots__ = ("blocks_stored", "blocks_held_already", "blocks_failed", "states_stored", "bytes_stored", "failure", "states_failed", "blocks_pending", "rows_stored")
     BLOCKS_STORED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_HELD_ALREADY_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +96,7 @@ class StoreReport(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     STATES_FAILED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_PENDING_FIELD_NUMBER: _ClassVar[int]
+    ROWS_STORED_FIELD_NUMBER: _ClassVar[int]
     blocks_stored: int
     blocks_held_already: int
     blocks_failed: int
@@ -94,10 +105,32 @@ class StoreReport(_message.Message):
     failure: str
     states_failed: int
     blocks_pending: int
-    def __init__(self, blocks_stored: _Optional[int] = ..., blocks_held_already: _Optional[int] = ..., blocks_failed: _Optional[int] = ..., states_stored: _Optional[int] = ..., bytes_stored: _Optional[int] = ..., failure: _Optional[str] = ..., states_failed: _Optional[int] = ..., blocks_pending: _Optional[int] = ...) -> None: ...
+    rows_stored: int
+    def __init__(self, blocks_stored: _Optional[int] = ..., blocks_held_already: _Optional[int] = ..., blocks_failed: _Optional[int] = ..., states_stored: _Optional[int] = ..., bytes_stored: _Optional[int] = ..., failure: _Optional[str] = ..., states_failed: _Optional[int] = ..., blocks_pending: _Optional[int] = ..., rows_stored: _Optional[int] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("name", "track", "start_seconds", "seconds", "detail")
+    class DetailEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TRACK_FIELD_NUMBER: _ClassVar[int]
+    START_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    track: str
+    start_seconds: float
+    seconds: float
+    detail: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., track: _Optional[str] = ..., start_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., detail: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ("kind", "token", "logits", "at_seconds", "prefix", "stored", "ticket", "model")
+    __slots__ = ("kind", "token", "logits", "at_seconds", "prefix", "stored", "ticket", "model", "sample", "spans")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[GenerateEvent.Kind]
@@ -120,6 +153,8 @@ class GenerateEvent(_message.Message):
     STORED_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
     kind: GenerateEvent.Kind
     token: int
     logits: bytes
@@ -128,14 +163,16 @@ class GenerateEvent(_message.Message):
     stored: StoreReport
     ticket: bytes
     model: bytes
-    def __init__(self, kind: _Optional[_Union[GenerateEvent.Kind, str]] = ..., token: _Optional[int] = ..., logits: _Optional[bytes] = ..., at_seconds: _Optional[float] = ..., prefix: _Optional[_Union[PrefixReport, _Mapping]] = ..., stored: _Optional[_Union[StoreReport, _Mapping]] = ..., ticket: _Optional[bytes] = ..., model: _Optional[bytes] = ...) -> None: ...
+    sample: int
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, kind: _Optional[_Union[GenerateEvent.Kind, str]] = ..., token: _Optional[int] = ..., logits: _Optional[bytes] = ..., at_seconds: _Optional[float] = ..., prefix: _Optional[_Union[PrefixReport, _Mapping]] = ..., stored: _Optional[_Union[StoreReport, _Mapping]] = ..., ticket: _Optional[bytes] = ..., model: _Optional[bytes] = ..., sample: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("role", "profile", "weights_revision", "numerics", "bit_equal", "vocabulary", "requests_running", "namespace")
+    __slots__ = ("role", "profile", "weights_revision", "numerics", "bit_equal", "vocabulary", "requests_running", "namespace", "draining", "costs")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +181,8 @@ class WorkerDescription(_message.Message):
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
     role: str
     profile: _cache_pb2.Profile
     weights_revision: str
@@ -152,4 +191,6 @@ class WorkerDescription(_message.Message):
     vocabulary: int
     requests_running: int
     namespace: bytes
-    def __init__(self, role: _Optional[str] = ..., profile: _Optional[_Union[_cache_pb2.Profile, _Mapping]] = ..., weights_revision: _Optional[str] = ..., numerics: _Optional[str] = ..., bit_equal: bool = ..., vocabulary: _Optional[int] = ..., requests_running: _Optional[int] = ..., namespace: _Optional[bytes] = ...) -> None: ...
+    draining: bool
+    costs: _cache_pb2.Costs
+    def __init__(self, role: _Optional[str] = ..., profile: _Optional[_Union[_cache_pb2.Profile, _Mapping]] = ..., weights_revision: _Optional[str] = ..., numerics: _Optional[str] = ..., bit_equal: bool = ..., vocabulary: _Optional[int] = ..., requests_running: _Optional[int] = ..., namespace: _Optional[bytes] = ..., draining: bool = ..., costs: _Optional[_Union[_cache_pb2.Costs, _Mapping]] = ...) -> None: ...

@@ -49,7 +49,8 @@ class PrefillServicer(object):
         new, and leave the state for a decode worker. Events come in this order: PREFIX once, STORED any number of times,
         FIRST_TOKEN once, STORED any number of times, DONE once. FIRST_TOKEN waits for computing only. DONE comes when the
         prompt's blocks are stored or given up, and carries the ticket: who gets it finds the blocks in the store.
-        With max_new_tokens = 1 nothing is left to decode, and no handoff is made.
+        With max_new_tokens = 1 nothing is left to decode, and no handoff is made. With `samples` = n FIRST_TOKEN comes once
+        for each, and n workers may take the handoff.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -197,10 +198,11 @@ class GatewayServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """A prefill worker, then a decode worker. Events: PREFIX once, FIRST_TOKEN once, TOKEN for each further token, DONE
-        once, with STORED anywhere after PREFIX; STORED and DONE count both workers together. When the prefill worker can't
-        be reached the decode worker does all of it; when the decode worker fails it is asked once more. A token is sent once.
-        GEOMETRY_MISMATCH when the two workers have different models.
+        """A prefill worker, then a decode worker for each sample. Events: PREFIX once, FIRST_TOKEN once per sample, TOKEN for each
+        further token, DONE once, with STORED anywhere after PREFIX; STORED and DONE count all workers together. A worker that
+        fails is replaced once by another, by handoff or by lookup; where no prefill worker can be had, a decode worker does
+        all of it. A token is sent once. LIMIT_EXCEEDED when every worker that could is busy; GEOMETRY_MISMATCH when workers
+        have different models.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
