@@ -119,13 +119,25 @@ class ServiceConfig:
         0, parse_size, "host memory for handoffs; 0: a hundredth of memory", high=MAX_BYTES
     )
     handoff_ttl: float = _option(60.0, parse_time, "how long a handoff waits to be taken", low=1)
+    take: float = _option(
+        600.0, parse_time, "how long a handoff that was taken may stay unconfirmed, decoding included", low=1
+    )
     staging: int = _option(
         0, parse_size, "host memory for bytes on their way to disk; 0: a twentieth of memory", high=MAX_BYTES
     )
     retention: float = _option(72 * 3600.0, parse_time, "how long a block lives since its last use", low=1)
     states_share: float = _option(0.3, parse_fraction, "largest share of the disk budget for window states")
     policy: str = _option(
-        "endpoints", parse_text, "window-state policy of new namespaces: zero, endpoints or periodic:N"
+        "endpoints",
+        parse_text,
+        "window-state policy of new namespaces: zero, endpoints, periodic:N, full or full+overlap",
+    )
+    prompt_tokens: int = _option(
+        1 << 20,
+        parse_count,
+        "tokens of the longest prompt; its states must fit the states' share",
+        low=1,
+        high=1 << 27,
     )
     lease: float = _option(60.0, parse_time, "how long a lease or a reservation lasts", low=0.1, high=3600)
     sessions: int = _option(1000, parse_count, "open sessions at most", low=1, high=100_000)
@@ -138,6 +150,11 @@ class ServiceConfig:
         0.002, parse_time, "how long a commit waits for others to share its sync", high=1
     )
     metrics: str = _option("", parse_text, "HOST:PORT for the Prometheus page; empty: none")
+
+    @property
+    def states_share_bytes(self) -> int:
+        """What states and rows may take of the disk budget."""
+        return int(self.states_share * self.disk)
 
     @property
     def pool_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """Client of the cache service: grpcio and protobuf are all that it needs."""
 
 from kvstore_client.client import CacheClient, Lookup
+from kvstore_client.flight import Flight
 from kvstore_client.handoff import HandoffTake
 from kvstore_client.lease import Lease
 from kvstore_client.reservation import Reservation
@@ -9,9 +10,11 @@ from kvstore_client.values import (
     Cleared,
     Committed,
     Costs,
+    Coverage,
     Deadlines,
     DroppedStates,
     FetchedItem,
+    FetchedSlice,
     OpenedNamespace,
     Plan,
     ReserveItem,
@@ -25,9 +28,12 @@ __all__ = [
     "Cleared",
     "Committed",
     "Costs",
+    "Coverage",
     "Deadlines",
     "DroppedStates",
     "FetchedItem",
+    "FetchedSlice",
+    "Flight",
     "HandoffTake",
     "Lease",
     "Lookup",

@@ -11,20 +11,33 @@ from typing import Any, Literal, Self
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import GeometryMismatch, InvalidArgument, UnknownSession
 from kvstore.prefix.identity import NamespaceIdentity
-from kvstore.types import BytesLike, Lineage
+from kvstore.types import BytesLike, Exactness, Lineage
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.checks import crc32
+from kvstore_client.flight import Flight
 from kvstore_client.handoff import HandoffTake, handoff_frames, read_handoff
-from kvstore_client.lease import Lease, lease_of
+from kvstore_client.lease import Lease
 from kvstore_client.link import Connection, Link
-from kvstore_client.messages import count, from_namespace, from_plan, joined_keys, to_costs, to_reserve_item
+from kvstore_client.messages import (
+    count,
+    from_costs,
+    from_coverage,
+    from_namespace,
+    from_plan,
+    joined_keys,
+    to_costs,
+    to_reserve_item,
+)
+from kvstore_client.profiles import Profiles
 from kvstore_client.reservation import Reservation
 from kvstore_client.values import (
     Cleared,
     Costs,
+    Coverage,
     Deadlines,
     DroppedStates,
     FetchedItem,
+    FetchedSlice,
     OpenedNamespace,
     Plan,
     ReserveItem,
@@ -33,17 +46,27 @@ from kvstore_client.values import (
 OWNER_MAX = 128
 HANDOFF_TAKES_MAX = (1 << 32) - 1
 DRAIN_SECONDS_MAX = 86_400.0
+WAIT_SECONDS_MAX = 3600.0
 _TIERS = {"both": pb.STATE_TIER_UNSPECIFIED, "pool": pb.STATE_TIER_POOL, "ssd": pb.STATE_TIER_SSD}
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
     """`lease` is None where it was not asked for or there is nothing to protect. `blocks_held`: blocks held without a
-    gap from the start, whether or not the plan uses them."""
+    gap from the start, whether or not the plan uses them. `blocks_in_flight`: blocks right after those that others are
+    computing, the first of them since `in_flight_seconds`. `waited_seconds`: how long the call waited for others.
+    `flight` is None where it was not asked for, or another's flight or a limit is in the way. `costs` are the rates that
+    the plan was priced with."""
 
     plan: Plan
     lease: Lease | None
     blocks_held: int
+    blocks_in_flight: int
+    in_flight_seconds: float
+    waited_seconds: float
+    flight: Flight | None
+    coverage: Coverage
+    costs: Costs
 
 
 class CacheClient:
@@ -79,6 +102,7 @@ class CacheClient:
             deadlines=deadlines or Deadlines(),
             clock=clock or SystemClock(),
         )
+        self._profiles = Profiles(self.namespaces)
         self._directory = directory
         self._owner = owner
 
@@ -130,6 +154,7 @@ class CacheClient:
                 value=opened.digest,
                 allowed=identity.digest().hex(),
             )
+        self._profiles.learn(opened.digest, identity.profile)
         return opened
 
     def lookup(
@@ -140,35 +165,104 @@ class CacheClient:
         prompt_tokens: int,
         costs: Costs | None = None,
         lease: bool = True,
+        exactness: Exactness | None = None,
+        announce: bool = False,
+        wait_seconds: float = 0.0,
     ) -> Lookup:
         """How to resume a prompt of `prompt_tokens` tokens whose whole blocks have `keys`. One call whatever the length.
-        With `lease`, what the plan reads is protected; without, the answer promises nothing."""
+        With `lease`, what the plan reads is protected; without, the answer promises nothing.
+
+        `exactness` BOUNDED lets approximate bytes and a replay of the last window do too; None: as the model was trained.
+        `announce` says that the caller computes what the plan does not restore: others that ask for the same blocks are
+        told, and may wait; end the flight when the blocks are stored or given up. With `wait_seconds` the call waits so
+        long at most for blocks that others are computing, while that is expected to be sooner than computing them. Both
+        need `lease`.
+        """
+        if not 0 <= wait_seconds <= WAIT_SECONDS_MAX:
+            raise InvalidArgument(
+                "not a time to wait",
+                field="wait_seconds",
+                value=wait_seconds,
+                allowed=f"0 to {WAIT_SECONDS_MAX:g}",
+            )
         request = pb.LookupRequest(
             namespace=namespace,
             keys=joined_keys(keys),
             prompt_tokens=count("prompt_tokens", prompt_tokens),
             costs=to_costs(costs),
             lease=lease,
+            exactness="EXACTNESS_UNSPECIFIED" if exactness is None else exactness.value,
+            announce=announce,
+            wait_seconds=wait_seconds,
         )
+        timeout = self._link.deadlines.lookup + wait_seconds
 
         def attempt(connection: Connection) -> Lookup:
-            reply = self._link.call(connection, "Lookup", request, timeout=self._link.deadlines.lookup)
-            plan = from_plan(reply.plan)
-            return Lookup(plan, lease_of(self._link, connection, reply, plan), reply.blocks_held)
+            reply = self._link.call(connection, "Lookup", request, timeout=timeout)
+            return self._found(connection, namespace, reply)
 
         return self._link.repeatable(attempt)
+
+    def _found(self, connection: Connection, namespace: bytes, reply: pb.LookupReply) -> Lookup:
+        plan = from_plan(reply.plan)
+        lease = flight = None
+        if reply.lease_id:
+            lease = Lease(
+                self._link,
+                connection,
+                self._profiles,
+                lease_id=reply.lease_id,
+                seconds=reply.lease_seconds,
+                namespace=namespace,
+                plan=plan,
+            )
+        if reply.flight_id:
+            flight = Flight(self._link, connection, flight_id=reply.flight_id)
+        return Lookup(
+            plan=plan,
+            lease=lease,
+            blocks_held=reply.blocks_held,
+            blocks_in_flight=reply.blocks_in_flight,
+            in_flight_seconds=reply.in_flight_seconds,
+            waited_seconds=reply.waited_seconds,
+            flight=flight,
+            coverage=from_coverage(reply.coverage),
+            costs=from_costs(reply.costs),
+        )
 
     def fetch(
         self, lease: Lease, *, first_block: int, block_count: int, state: bool, verify: bool = True
     ) -> Iterator[FetchedItem]:
-        """The blocks [first_block, first_block + block_count) in order, then the plan's state if asked for; each is
-        yielded when it is complete and verified. Closing the iterator cancels the call.
+        """The blocks [first_block, first_block + block_count) in order, then what the plan's state is made of if asked for:
+        one STATE, or, where the source is ROWS, the window rows of the blocks that rows_needed names. Each is yielded
+        when it is complete and verified. Closing the iterator cancels the call.
 
         An item that turned out gone or damaged in the store has payload None, and those after it still come. Raises
         DamagedBytes when what arrives is not what was sent, UnknownLease when the lease has ended, also half-way.
         `verify=False` gives up the check of the payloads here; the service has checked them when it read them.
         """
         return lease.fetch(first_block=first_block, block_count=block_count, state=state, verify=verify)
+
+    def fetch_slices(
+        self,
+        lease: Lease,
+        *,
+        first_block: int,
+        block_count: int,
+        state: bool,
+        slices: int,
+        verify: bool = True,
+    ) -> Iterator[FetchedItem | FetchedSlice]:
+        """What `fetch` brings, cut by layers so that the first layers of all blocks are here early: first the state's
+        items, then slice 0 of every block in order, then slice 1 of every block, and so on. The slices are those of
+        kvstore.profile.layout.layer_slices(profile, slices), which may be fewer.
+
+        Of a block that is missing all slices are. Where the service has no room to keep slices for later, they are cut
+        here, and the first comes when all blocks have come. Raises as `fetch`.
+        """
+        return lease.fetch_slices(
+            first_block=first_block, block_count=block_count, state=state, slices=slices, verify=verify
+        )
 
     # ---- writing --------------------------------------------------------------------------------------------
 
@@ -232,6 +326,16 @@ class CacheClient:
             _connection=connection,
         )
 
+    def drop_handoff(self, namespace: bytes, ticket: bytes) -> bool:
+        """Nobody will take it any more. Whether it was there; what is out now is its takers'."""
+        reply = self._link.call(
+            self._link.connection(),
+            "DropHandoff",
+            pb.DropHandoffRequest(namespace=namespace, ticket=ticket),
+            timeout=self._link.deadlines.control,
+        )
+        return bool(reply.was_here)
+
     # ---- administration -------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, float]:
@@ -262,7 +366,8 @@ class CacheClient:
         return int(reply.left_open)
 
     def set_policy(self, namespace: bytes, policy: str) -> OpenedNamespace:
-        """`zero`, `endpoints` or `periodic:N`."""
+        """`zero`, `endpoints`, `periodic:N`, `full` or `full+overlap`. PolicyTooLarge when the states of one prompt of the
+        longest length would not fit the states' share of the disk."""
         return from_namespace(
             self._admin("SetPolicy", pb.SetPolicyRequest(namespace=namespace, policy=policy))
         )

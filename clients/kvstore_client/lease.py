@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from kvstore.errors import DamagedBytes, Draining, InvalidArgument, Unavailable, UnknownLease, UnknownSession
-from kvstore.types import ItemKind, Lineage
+from kvstore.errors import (
+    Draining,
+    InvalidArgument,
+    LimitExceeded,
+    Unavailable,
+    UnknownLease,
+    UnknownSession,
+)
+from kvstore.profile.layout import SLICES_MAX, layer_slices
+from kvstore.types import StateSource
 from kvstore.v1 import cache_pb2 as pb
-from kvstore_client.checks import matches
-from kvstore_client.framing import ItemJoiner
 from kvstore_client.link import Connection, Link
 from kvstore_client.messages import count
-from kvstore_client.values import FetchedItem, Plan
+from kvstore_client.profiles import Profiles
+from kvstore_client.reading import Frames, cut_block, read_items, read_slices
+from kvstore_client.values import FetchedItem, FetchedSlice, Plan
+from kvstore_client.wanted import Place, Sliced, Whole, state_places
 
 BLOCKS_MAX = 1 << 24
 
@@ -28,13 +36,24 @@ class Lease:
     """
 
     def __init__(
-        self, link: Link, connection: Connection, *, lease_id: int, seconds: float, state_at: int
+        self,
+        link: Link,
+        connection: Connection,
+        profiles: Profiles,
+        *,
+        lease_id: int,
+        seconds: float,
+        namespace: bytes,
+        plan: Plan,
     ) -> None:
         self.id = lease_id
         self.seconds = seconds
-        self.state_at = state_at
+        self.state_at = plan.state_at
         self._link = link
         self._connection = connection
+        self._profiles = profiles
+        self._namespace = namespace
+        self._plan = plan
         self._released = False
         self._lock = threading.Lock()
 
@@ -72,13 +91,60 @@ class Lease:
         self, *, first_block: int, block_count: int, state: bool, verify: bool
     ) -> Iterator[FetchedItem]:
         """See CacheClient.fetch."""
-        link, connection = self._link, self._connection
-        count("first_block", first_block)
-        count("block_count", block_count, most=BLOCKS_MAX)
-        if not (block_count or state):
+        _check_asked(first_block, block_count, state=state)
+        places = self._state_places(wanted=state)
+        request = pb.FetchRequest(
+            lease_id=self.id, first_block=first_block, block_count=block_count, state=state
+        )
+        frames = self._frames(request, items=block_count + len(places))
+        return read_items(frames, Whole(first_block, block_count, places), verify=verify)
+
+    def fetch_slices(
+        self, *, first_block: int, block_count: int, state: bool, slices: int, verify: bool
+    ) -> Iterator[FetchedItem | FetchedSlice]:
+        """See CacheClient.fetch_slices."""
+        _check_asked(first_block, block_count)
+        if not 2 <= slices <= SLICES_MAX:
             raise InvalidArgument(
-                "nothing is asked for", field="block_count", value=0, allowed="a block or the state"
+                "not a number of slices", field="slices", value=slices, allowed=f"2 to {SLICES_MAX}"
             )
+        places = self._state_places(wanted=state)
+        cuts = layer_slices(self._profiles.get(self._namespace), slices)
+        request = pb.FetchRequest(
+            lease_id=self.id, first_block=first_block, block_count=block_count, state=state, slices=slices
+        )
+        frames = self._frames(request, items=len(places) + block_count)
+        wanted = Sliced(first_block, block_count, cuts, places)
+        return self._slices_or_whole(frames, wanted, verify=verify)
+
+    def _slices_or_whole(
+        self, frames: Frames, wanted: Sliced, *, verify: bool
+    ) -> Iterator[FetchedItem | FetchedSlice]:
+        begun = False
+        with closing(read_slices(frames, wanted, verify=verify)) as found:
+            try:
+                for each in found:
+                    begun = True
+                    yield each
+                return
+            except LimitExceeded:
+                if begun:
+                    raise
+        # The service has no room to keep slices for later. Cut here, they come when all has come.
+        whole = self.fetch(
+            first_block=wanted.first_block,
+            block_count=wanted.block_count,
+            state=bool(wanted.state),
+            verify=verify,
+        )
+        items = list(whole)
+        yield from items[wanted.block_count :]
+        for number, cut in enumerate(wanted.slices):
+            for item in items[: wanted.block_count]:
+                yield cut_block(item, number, cut)
+
+    def _frames(self, request: pb.FetchRequest, *, items: int) -> Frames:
+        link, connection = self._link, self._connection
         if self._released:
             raise UnknownLease(
                 "the lease was released", field="lease_id", value=self.id, allowed="a new lookup"
@@ -90,87 +156,20 @@ class Lease:
                 value=self.id,
                 allowed="a new lookup",
             )
-        request = pb.FetchRequest(
-            lease_id=self.id, first_block=first_block, block_count=block_count, state=state
+        timeout = link.deadlines.fetch + items * link.deadlines.fetch_per_item
+        return link.stream(connection, "Fetch", request, timeout=timeout)
+
+    def _state_places(self, *, wanted: bool) -> tuple[Place, ...]:
+        if not wanted:
+            return ()
+        rows = self._plan.state_source is StateSource.ROWS
+        return state_places(self._plan, self._profiles.get(self._namespace) if rows else None)
+
+
+def _check_asked(first_block: int, block_count: int, *, state: bool = False) -> None:
+    count("first_block", first_block)
+    count("block_count", block_count, most=BLOCKS_MAX)
+    if not (block_count or state):
+        raise InvalidArgument(
+            "nothing is asked for", field="block_count", value=0, allowed="a block or the state"
         )
-        timeout = link.deadlines.fetch + (block_count + state) * link.deadlines.fetch_per_item
-        frames = link.stream(connection, "Fetch", request, timeout=timeout)
-        wanted = Wanted(first_block, block_count, self.state_at if state else None)
-        return read_items(frames, wanted, verify=verify)
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The items that a fetch asks for, in the order in which they come: blocks, then the state at `state_at`."""
-
-    first_block: int
-    block_count: int
-    state_at: int | None
-
-    def __len__(self) -> int:
-        return self.block_count + (self.state_at is not None)
-
-    def item(self, place: int) -> tuple[ItemKind, int]:
-        """(kind, index) of the item that comes as number `place`."""
-        if place < self.block_count:
-            return ItemKind.BLOCK, self.first_block + place
-        assert self.state_at is not None
-        return ItemKind.STATE, self.state_at
-
-
-def read_items(
-    frames: Generator[pb.ItemFrame, None, None], wanted: Wanted, *, verify: bool
-) -> Iterator[FetchedItem]:
-    """Each wanted item as soon as it is complete and, with `verify`, as its checksum has been found right.
-
-    DamagedBytes where the frames are not exactly the wanted items in their order, or bytes do not have their checksum;
-    what was yielded before is good. `frames` is closed at the end, whatever the end.
-    """
-    seen = 0
-    with closing(frames):
-        joiner: ItemJoiner[pb.ItemHeader] = ItemJoiner()
-        for frame in frames:
-            for header, payload in joiner.feed(frame.items, frame.data):
-                if seen == len(wanted):
-                    raise DamagedBytes(
-                        "an item came that nobody asked for", field="index", value=header.index
-                    )
-                yield _checked(header, payload, wanted.item(seen), verify=verify)
-                seen += 1
-        joiner.finish()
-        if seen != len(wanted):
-            raise DamagedBytes(
-                "the stream ended early", field="items", value=seen, allowed=f"{len(wanted)} items"
-            )
-
-
-def _checked(
-    header: pb.ItemHeader, payload: bytes, expected: tuple[ItemKind, int], *, verify: bool
-) -> FetchedItem:
-    kind, index = expected
-    if int(header.kind) != kind or header.index != index:
-        raise DamagedBytes(
-            "an item came in another's place",
-            field="item",
-            value=f"kind {header.kind} index {header.index}",
-            allowed=f"kind {int(kind)} index {index}",
-        )
-    if header.missing:
-        return FetchedItem(kind=kind, index=index, payload=None, lineage=None)
-    if header.lineage not in (pb.LINEAGE_EXACT, pb.LINEAGE_BOUNDED):
-        raise DamagedBytes(
-            "an item has no lineage", field="lineage", value=header.lineage, allowed="EXACT or BOUNDED"
-        )
-    if verify and not matches(payload, header):
-        raise DamagedBytes(
-            "an item does not have its checksum", field="item", value=f"{kind.name.lower()} {index}"
-        )
-    return FetchedItem(kind=kind, index=index, payload=payload, lineage=Lineage(header.lineage))
-
-
-def lease_of(link: Link, connection: Connection, reply: pb.LookupReply, plan: Plan) -> Lease | None:
-    if reply.lease_id == 0:
-        return None
-    return Lease(
-        link, connection, lease_id=reply.lease_id, seconds=reply.lease_seconds, state_at=plan.state_at
-    )

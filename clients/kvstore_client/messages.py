@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvstore.errors import InvalidArgument, KvstoreError
 from kvstore.types import KEY_BYTES, Exactness, StateSource
 from kvstore.v1 import cache_pb2 as pb
-from kvstore_client.values import Alternative, Costs, OpenedNamespace, Plan, ReserveItem, SaveStates
+from kvstore_client.values import Alternative, Costs, Coverage, OpenedNamespace, Plan, ReserveItem, SaveStates
 
 COUNT_MAX = (1 << 64) - 1
 
@@ -78,6 +78,18 @@ def from_namespace(message: pb.Namespace) -> OpenedNamespace:
         block_bytes=message.block_bytes,
         state_bytes=message.state_bytes,
         states_share_tokens=message.states_share_tokens,
+        geometry=message.profile.geometry,
+    )
+
+
+def from_coverage(message: pb.Coverage) -> Coverage:
+    return Coverage(
+        blocks=message.blocks,
+        pool_states=tuple(message.pool_states),
+        checkpoints=tuple(message.checkpoints),
+        rows=tuple(message.rows),
+        rows_overlap=tuple(message.rows_overlap),
+        branch_at=message.branch_at,
     )
 
 
@@ -106,7 +118,7 @@ def from_plan(message: pb.RestorePlan) -> Plan:
     if (
         not plan.replay_from <= plan.compute_from <= max(plan.prompt_tokens - 1, 0)
         or (plan.state_source is StateSource.NONE and plan.compute_from != 0)
-        or (not rebuilt and plan.state_source is not StateSource.ROWS and plan.state_at != plan.replay_from)
+        or (not rebuilt and plan.state_at != plan.replay_from)
     ):
         raise KvstoreError("the service sent a plan that breaks its laws", field="plan", value=plan.chosen)
     return plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -14,11 +14,12 @@ from kvstore.types import Exactness, ItemKind, Lineage, StateSource
 class Deadlines:
     """How long each kind of call may take, in seconds. Every call has one; past it the call raises Unavailable.
 
-    connect: reaching the service and getting a session. fetch and write grow with what they move: by fetch_per_item
-    for each block or state asked for, by write_per_mib for each MiB given. release: also for aborting and confirming,
-    which are only hints, since the service gives everything back by itself. probe: how long a service that failed may
-    take to show that it lives. pause_first, pause_most: after a failure to reach the service, calls are refused at
-    once for pause_first, doubling with each further failure up to pause_most; 0 for both switches that off.
+    connect: reaching the service and getting a session. lookup: beside the time that it is told to wait. fetch and write
+    grow with what they move: by fetch_per_item for each block, state or block's rows asked for, by write_per_mib for each
+    MiB given. release: also for aborting, confirming and ending flights, which are only hints, since the service gives
+    everything back by itself. probe: how long a service that failed may take to show that it lives. pause_first,
+    pause_most: after a failure to reach the service, calls are refused at once for pause_first, doubling with each
+    further failure up to pause_most; 0 for both switches that off.
     """
 
     connect: float = 1.0
@@ -37,16 +38,16 @@ class Deadlines:
     pause_most: float = 0.2
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for each in fields(self):
+            value = getattr(self, each.name)
             low = (
                 0.0
-                if field.name in ("pause_first", "pause_most", "fetch_per_item", "write_per_mib")
+                if each.name in ("pause_first", "pause_most", "fetch_per_item", "write_per_mib")
                 else 0.001
             )
             if not low <= value <= 86_400.0:
                 raise InvalidArgument(
-                    "not a deadline", field=field.name, value=value, allowed=f"{low:g} to 86400 seconds"
+                    "not a deadline", field=each.name, value=value, allowed=f"{low:g} to 86400 seconds"
                 )
         if self.pause_first > self.pause_most:
             raise InvalidArgument(
@@ -70,7 +71,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedNamespace:
-    """`digest` is what all other calls name the namespace by, and the parent of its first blocks."""
+    """`digest` is what all other calls name the namespace by, and the parent of its first blocks. `geometry` is the
+    profile's, as Profile.from_geometry reads it. `states_share_tokens`: of how many tokens the states' share of the disk
+    holds the states under this policy, 0 where none are kept."""
 
     digest: bytes
     name: str
@@ -80,6 +83,24 @@ class OpenedNamespace:
     block_bytes: int
     state_bytes: int
     states_share_tokens: int = 0
+    geometry: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """What is held for one prompt. Edges are tokens, ascending, the deepest of each kind only.
+
+    blocks: held without a gap from the start. pool_states, checkpoints: edges with a whole state in that tier. rows,
+    rows_overlap: edges that a resume from window rows reaches, without the overlap and with it. branch_at: where the
+    prompt leaves what is held although that goes on in another way, 0 if nowhere.
+    """
+
+    blocks: int = 0
+    pool_states: tuple[int, ...] = ()
+    checkpoints: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    rows_overlap: tuple[int, ...] = ()
+    branch_at: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,10 +178,21 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedItem:
-    """`index`: the block's place in the prompt, or the state's position in tokens. `payload` None: it turned out
-    missing, and then `lineage` is None too."""
+    """`index`: the block's place in the prompt, for its window rows too; the position in tokens of a state. `payload`
+    None: it turned out missing, and then `lineage` is None too."""
 
     kind: ItemKind
+    index: int
+    payload: bytes | None
+    lineage: Lineage | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedSlice:
+    """Some layers of a block: slice number `slice` of kvstore.profile.layout.layer_slices. `index`, `payload` and
+    `lineage` as in FetchedItem."""
+
+    slice: int
     index: int
     payload: bytes | None
     lineage: Lineage | None
@@ -179,7 +211,7 @@ class ReserveOutcome(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReserveItem:
     """An item that the caller wants to store. `parent`: the key of the block before, the namespace's digest for the
-    first block, empty for a state. `position`: tokens from the start of the prompt to the item's end. `length`: bytes.
+    first block, empty for a state and for rows. `position`: tokens from the start of the prompt to the item's end. `length`: bytes.
     `to_pool` and `to_ssd` say where a state goes."""
 
     kind: ItemKind

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
+from kvstore.cli.connect import add_directory_flag, connect, named
 from kvstore.cli.output import add_json_flag, emit, table
-from kvstore.config import environment, parse_time
-from kvstore.errors import ConfigError, InvalidArgument, UnknownNamespace
-from kvstore_client import CacheClient
+from kvstore.config import parse_time
+from kvstore.errors import InvalidArgument
+from kvstore.policy.window import POLICY_NAMES
+from kvstore_client.values import OpenedNamespace
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,7 +24,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _command(actions, "show", "every namespace with its policy", run_policy_show)
     change = _command(actions, "set", "change a policy; counts from the next request on", run_policy_set)
     change.add_argument("namespace", help="its name")
-    change.add_argument("policy", help="zero, endpoints or periodic:N")
+    change.add_argument("policy", help=f"one of {POLICY_NAMES}")
 
     clear = _command(subparsers, "clear", "forget a namespace, or only its window states", run_clear)
     what = clear.add_mutually_exclusive_group(required=True)
@@ -43,35 +45,14 @@ def _command(
     run: Callable[[argparse.Namespace], int],
 ) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(name, help=about, description=about)
-    parser.add_argument("--dir", default=None, help="the service's directory (or KVSTORE_DIR)")
+    add_directory_flag(parser)
     add_json_flag(parser)
     parser.set_defaults(run=run)
     return parser
 
 
-def _client(args: argparse.Namespace) -> CacheClient:
-    directory = args.dir or environment("KVSTORE_DIR")
-    if not directory:
-        raise ConfigError(
-            "no directory given",
-            field="--dir",
-            value="",
-            allowed="the directory that `kvstore serve` runs on",
-        )
-    return CacheClient(directory, owner="kvstore-cli")
-
-
-def _digest(client: CacheClient, name: str) -> bytes:
-    known = {ns.name: ns.digest for ns in client.namespaces()}
-    if name not in known:
-        raise UnknownNamespace(
-            "no such namespace", field="namespace", value=name, allowed=", ".join(known) or "none is open yet"
-        )
-    return known[name]
-
-
 def run_stats(args: argparse.Namespace) -> int:
-    with _client(args) as client:
+    with connect(args) as client:
         values = client.stats()
     wanted: Sequence[str] = args.names
     shown = {k: v for k, v in sorted(values.items()) if not wanted or any(w in k for w in wanted)}
@@ -94,32 +75,55 @@ def run_stats(args: argparse.Namespace) -> int:
 
 
 def run_policy_show(args: argparse.Namespace) -> int:
-    with _client(args) as client:
+    with connect(args) as client:
         found = client.namespaces()
-    rows = [(ns.name, ns.profile_name, ns.policy, ns.digest.hex()[:16]) for ns in found]
+    rows = [(ns.name, ns.profile_name, ns.policy, _share(ns), ns.digest.hex()[:16]) for ns in found]
     emit(
         args,
         {
-            ns.name: {"profile": ns.profile_name, "policy": ns.policy, "digest": ns.digest.hex()}
+            ns.name: {
+                "profile": ns.profile_name,
+                "policy": ns.policy,
+                "states_share_tokens": ns.states_share_tokens,
+                "digest": ns.digest.hex(),
+            }
             for ns in found
         },
-        table(rows, head=("namespace", "profile", "policy", "digest"))
+        table(rows, head=("namespace", "profile", "policy", "share holds", "digest"))
         if rows
         else "no namespace is open yet",
     )
     return 0
 
 
+def _share(ns: OpenedNamespace) -> str:
+    """Of how many tokens the disk's share for states holds the states."""
+    return f"{ns.states_share_tokens:,} tokens" if ns.states_share_tokens else "no states"
+
+
 def run_policy_set(args: argparse.Namespace) -> int:
-    with _client(args) as client:
-        changed = client.set_policy(_digest(client, args.namespace), args.policy)
-    emit(args, {"namespace": changed.name, "policy": changed.policy}, f"{changed.name}: {changed.policy}")
+    with connect(args) as client:
+        changed = client.set_policy(named(client, args.namespace).digest, args.policy)
+    held = (
+        f"the states' share holds the states of {changed.states_share_tokens:,} tokens"
+        if changed.states_share_tokens
+        else "no states are kept on SSD"
+    )
+    emit(
+        args,
+        {
+            "namespace": changed.name,
+            "policy": changed.policy,
+            "states_share_tokens": changed.states_share_tokens,
+        },
+        f"{changed.name}: {changed.policy}; {held}",
+    )
     return 0
 
 
 def run_clear(args: argparse.Namespace) -> int:
-    with _client(args) as client:
-        digest = b"" if args.all else _digest(client, args.namespace)
+    with connect(args) as client:
+        digest = b"" if args.all else named(client, args.namespace).digest
         if args.states:
             dropped, kept = client.drop_states(digest, tier=args.states)
             emit(
@@ -134,7 +138,7 @@ def run_clear(args: argparse.Namespace) -> int:
 
 
 def run_drain(args: argparse.Namespace) -> int:
-    with _client(args) as client:
+    with connect(args) as client:
         left = client.drain(parse_time(args.timeout, name="--timeout"))
     emit(
         args,

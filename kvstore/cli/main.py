@@ -16,6 +16,7 @@ _COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("kvstore_workers.demo.command", ("torch", "lmdb")),
     ("kvstore_workers.cli", ("torch",)),
     ("kvstore.cli.profiles", ()),
+    ("kvstore.cli.plan", ()),
     ("kvstore.cli.admin", ()),
 )
 

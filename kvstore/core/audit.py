@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from kvstore.core.base import CoreStatistics
-from kvstore.core.index import HAS_STATE
+from kvstore.core.index import HAS_ROWS, HAS_STATE, ROWS_OVERLAP
 from kvstore.core.live import Live
-from kvstore.types import Lineage
+from kvstore.core.states import handle_of
+from kvstore.types import ItemKind, Lineage
 
 TOTALS = (
     "stored_blocks_total",
     "stored_states_total",
+    "stored_rows_total",
     "parent_lost_total",
     "evicted_blocks_total",
     "evicted_states_total",
@@ -34,6 +36,8 @@ def statistics(live: Live) -> CoreStatistics:
         bounded_blocks=live.bounded_blocks,
         ssd_states=len(live.states),
         ssd_state_bytes=live.states.bytes,
+        rows=live.states.rows,
+        rows_bytes=live.states.rows_bytes,
         leases=len(live.leases),
         reservations=len(live.reservations),
         in_flight=live.reservations.in_flight,
@@ -53,8 +57,7 @@ def check_integrity(live: Live) -> None:
     live.ranks.check_integrity()
     slots = list(index.slots())
     _check_ranks(live, slots)
-    with_state = {slot for slot in slots if index.flags[slot] & HAS_STATE}
-    assert with_state == {slot for slot, _ in live.states.oldest()}, "states and their flags"
+    _check_flags(live, slots)
     assert live.block_bytes == sum(live.place(slot).length for slot in slots), "bytes of blocks"
     bounded = [slot for slot in slots if index.lineage(slot) is Lineage.BOUNDED]
     assert live.bounded_blocks == len(bounded), "bounded blocks"
@@ -62,6 +65,24 @@ def check_integrity(live: Live) -> None:
     _check_pool(live)
     _check_holds(live)
     assert set(live.totals) <= set(TOTALS), "every total has a name that is reported"
+
+
+def _check_flags(live: Live, slots: list[int]) -> None:
+    handles = set()
+    for slot in slots:
+        flags = live.index.flags[slot]
+        if flags & HAS_STATE:
+            handles.add(handle_of(slot, ItemKind.STATE))
+        if flags & HAS_ROWS:
+            handles.add(handle_of(slot, ItemKind.ROWS))
+            entry = live.states.get(handle_of(slot, ItemKind.ROWS))
+            has_overlap = (
+                entry is not None and entry.place.length == live.info(slot).figures.rows_overlap_block_bytes
+            )
+            assert bool(flags & ROWS_OVERLAP) == has_overlap, "rows and their overlap"
+        else:
+            assert not flags & ROWS_OVERLAP, "an overlap without rows"
+    assert handles == {handle for handle, _ in live.states.oldest()}, "states and their flags"
 
 
 def _check_ranks(live: Live, slots: list[int]) -> None:
@@ -79,8 +100,8 @@ def _check_segments(live: Live, slots: list[int]) -> None:
     handles: dict[int, set[int]] = {}
     for slot in slots:
         handles.setdefault(live.index.segment[slot], set()).add(slot)
-    for slot, row in live.states.oldest():
-        handles.setdefault(row.place.segment_id, set()).add(~slot)
+    for handle, entry in live.states.oldest():
+        handles.setdefault(entry.place.segment_id, set()).add(handle)
     assert {segment: len(found) for segment, found in handles.items()} == live.segments.counts(), (
         "items per segment"
     )
@@ -103,10 +124,10 @@ def _check_holds(live: Live) -> None:
         assert all(live.index.is_live(slot) for slot in lease.slots[: lease.intact]), "leased blocks are held"
         if lease.intact:
             wanted.add((lease.slots[lease.intact - 1], lease.lease_id))
-        if lease.state_row is not None:
-            protected[id(lease.state_row)] = protected.get(id(lease.state_row), 0) + 1
+        for _, _, entry in lease.states:
+            protected[id(entry)] = protected.get(id(entry), 0) + 1
     for reservation in live.reservations.all():
         wanted |= {(slot, reservation.reservation_id) for slot in reservation.held_slots}
     assert wanted == live.holds.pairs(), "holds are those of leases and reservations"
-    for _, row in live.states.oldest():
-        assert row.leases == protected.get(id(row), 0), "leases of states"
+    for _, entry in live.states.oldest():
+        assert entry.leases == protected.get(id(entry), 0), "leases of states"

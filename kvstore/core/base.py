@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from kvstore.plan.base import Coverage, RestorePlan
+from kvstore.plan.base import Costs, Coverage, RestorePlan
 from kvstore.pool.states import PoolStatistics
 from kvstore.store.base import Place
 from kvstore.types import BlockKey, BytesLike, Checks, ItemId, ItemKind, Lineage, NamespaceDigest
@@ -30,11 +30,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """`lease_id` is None for a probe and where the plan reads nothing. `coverage` is what the plan was made from."""
+    """`lease_id` is None for a probe and where the plan reads nothing. `coverage` and `costs` are what the plan was made
+    from."""
 
     plan: RestorePlan
     lease_id: int | None
     coverage: Coverage
+    costs: Costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class FetchItem:
 @dataclass(frozen=True, slots=True)
 class ReserveItem:
     """One item to write. `position` is the token count at its end; `parent` the key of the block before it, or the
-    namespace digest for a first block; a state leaves it empty. The two tiers are for states: a block goes to SSD."""
+    namespace digest for a first block; states and rows leave it empty. The two tiers are for states: the rest goes to SSD."""
 
     key: BlockKey
     kind: ItemKind
@@ -187,8 +189,9 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreStatistics:
-    """Sizes now, then counts since the start (names ending in `_total`). `retention_attained` is None until a block has
-    left by expiry or eviction."""
+    """Sizes now, then counts since the start (names ending in `_total`). States on SSD are whole states and rows together;
+    `rows` and `rows_bytes` are the rows among them. `retention_attained` is None until a block has left by expiry or
+    eviction."""
 
     namespaces: int
     blocks: int
@@ -196,6 +199,8 @@ class CoreStatistics:
     bounded_blocks: int
     ssd_states: int
     ssd_state_bytes: int
+    rows: int
+    rows_bytes: int
     leases: int
     reservations: int
     in_flight: int

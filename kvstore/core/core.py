@@ -26,13 +26,15 @@ from kvstore.core.base import (
 )
 from kvstore.core.leases import Lease
 from kvstore.core.live import Live
-from kvstore.core.namespaces import NamespaceInfo
+from kvstore.core.namespaces import NamespaceInfo, StatesShare
 from kvstore.plan.base import Costs
-from kvstore.policy.window import DEFAULT_POLICY
+from kvstore.policy.window import DEFAULT_POLICY, WindowPolicy
 from kvstore.pool.states import StatePool
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.store.base import Found, Place
 from kvstore.types import ItemId, NamespaceDigest, Tier
+
+UNBOUNDED_BYTES = 1 << 62
 
 
 class Core:
@@ -54,15 +56,20 @@ class Core:
         reservation_seconds: float = 60.0,
         default_policy: str = DEFAULT_POLICY,
         limits: Limits | None = None,
+        states_share_bytes: int = UNBOUNDED_BYTES,
     ) -> None:
+        """`states_share_bytes`: the disk's share for states; a policy that keeps more of one prompt of the longest length
+        (`limits.prompt_tokens`) is refused."""
+        limits = limits or Limits()
         self._live = Live(
             pool=pool,
-            limits=limits or Limits(),
+            limits=limits,
             retention_seconds=retention_seconds,
             lease_seconds=lease_seconds,
             longest_lease_seconds=longest_lease_seconds,
             reservation_seconds=reservation_seconds,
             default_policy=default_policy,
+            share=StatesShare(states_share_bytes, limits.prompt_tokens),
         )
 
     @property
@@ -86,7 +93,8 @@ class Core:
         anyone hears of it, and withdrawn if that fails. `policy` counts for a new one only; None is the default.
 
         GeometryMismatch (field, value, what it was opened with) when `name` is known with another identity;
-        InvalidArgument for a bad name or policy; LimitExceeded past the number of namespaces.
+        InvalidArgument for a bad name or policy; PolicyTooLarge for a new one's policy that the states' share does not
+        hold; LimitExceeded past the number of namespaces.
         """
         return self._live.namespaces.open(name, identity, policy)
 
@@ -101,9 +109,22 @@ class Core:
         """Raises UnknownNamespace."""
         return self._live.namespaces.get(digest)
 
+    def check_policy(self, digest: bytes, text: str) -> WindowPolicy:
+        """What `set_policy` would set. Raises UnknownNamespace, InvalidArgument for a policy that the profile does not
+        allow, and PolicyTooLarge for one of which the states' share does not hold one prompt of the longest length."""
+        return self._live.namespaces.policy_for(self.namespace(digest).profile, text)
+
     def set_policy(self, digest: bytes, text: str) -> NamespaceInfo:
-        """Raises UnknownNamespace, and InvalidArgument for a policy that the profile does not allow."""
-        return self._live.namespaces.set_policy(digest, text)
+        """Raises as `check_policy` does."""
+        return self._live.namespaces.set_policy(digest, str(self.check_policy(digest, text)))
+
+    def check_share(self, info: NamespaceInfo) -> None:
+        """Raise PolicyTooLarge where a namespace that `load` found has a policy that would be refused now."""
+        self._live.namespaces.check_share(info)
+
+    def share_tokens(self, info: NamespaceInfo) -> int:
+        """Of how many tokens the states' share holds the states under the namespace's policy; 0 where none are kept."""
+        return self._live.namespaces.share_tokens(info)
 
     def namespaces(self) -> list[NamespaceInfo]:
         return self._live.namespaces.all()
@@ -172,7 +193,8 @@ class Core:
     def fetch_list(
         self, lease: Lease, *, first_block: int, block_count: int, want_state: bool
     ) -> list[FetchItem | None]:
-        """The items asked for: blocks in order, then the state. None stands for an item that was lost to damage or clearing
+        """The items asked for: blocks in order, then what the plan's window state is made of: one STATE, or the ROWS of each
+        block that a resume from rows needs, in order. None stands for an item that was lost to damage or clearing
         in spite of the lease. InvalidArgument, with the limit, for what the lease does not cover. Places hold until the
         next `relocate`."""
         return lookup.fetch_list(
@@ -264,7 +286,7 @@ class Core:
     def plan_eviction(self, need_bytes: int, *, prefer_states: bool, now_wall: float) -> list[Gone]:
         """Take out about `need_bytes` of payload, or all that may go: with `prefer_states` first states, least recently
         used first, then blocks: the oldest that have no children and that no lease or reservation holds, each block's
-        state before it. A block that leaves before its retention is over counts as a retention shortfall."""
+        states and rows before it. A block that leaves before its retention is over counts as a retention shortfall."""
         return leaving.evict(self._live, need_bytes, prefer_states=prefer_states, now_wall=now_wall)
 
     def states_over_share(self, limit_bytes: int) -> list[Gone]:

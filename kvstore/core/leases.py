@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from kvstore.core.deadlines import Deadlines
 from kvstore.core.holds import Holds
-from kvstore.core.states import StateRow
+from kvstore.core.states import StateEntry
 from kvstore.errors import LimitExceeded, UnknownLease
 from kvstore.pool.states import StatePin
-from kvstore.types import NamespaceDigest
+from kvstore.types import ItemKind, NamespaceDigest
 
 
 @dataclass(slots=True, eq=False)
@@ -18,8 +18,9 @@ class Lease:
     """What one lookup promised to `session` until `deadline` (monotonic seconds).
 
     blocks: how many of the prompt's first blocks it covers; state_at: position of the state that it covers, 0 for none.
-    The rest is the core's: `slots` are the blocks' rows, of which the first `intact` are still there (damage and
-    clearing take away what is leased too).
+    The rest is the core's: `slots` are the blocks' slots, of which the first `intact` are still there (damage and
+    clearing take away what is leased too). The state lies in the pool (`pool_pin`) or on SSD: `states` are the number
+    of its block, its kind and its entry, one for a checkpoint, one per block that is read for rows.
     """
 
     lease_id: int
@@ -32,8 +33,11 @@ class Lease:
     slots: array[int]
     intact: int
     pool_pin: StatePin | None = None
-    state_row: StateRow | None = None
-    state_number: int = -1
+    states: tuple[tuple[int, ItemKind, StateEntry], ...] = ()
+
+    @property
+    def covers_state(self) -> bool:
+        return self.pool_pin is not None or bool(self.states)
 
 
 class LeaseTable:

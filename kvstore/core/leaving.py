@@ -8,6 +8,7 @@ from kvstore.core.base import Cleared, Dropped, Gone, Relocated
 from kvstore.core.index import NO_SLOT
 from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo
+from kvstore.core.states import handle_of, slot_of
 from kvstore.store.base import Place
 from kvstore.types import ItemKind, Tier
 
@@ -26,11 +27,10 @@ def evict(live: Live, need_bytes: int, *, prefer_states: bool, now_wall: float) 
         # Older than its children by no route: what still has a child here, a held child keeps.
         if live.index.is_childless(slot) and not live.holds.is_held(slot):
             early = live.index.used[slot] + live.retention_seconds > now_wall
-            had_state = live.states.get(slot) is not None
             gone = live.remove_block(slot)
             live.totals["retention_shortfall_total" if early else "expired_blocks_total"] += 1
             live.totals["evicted_blocks_total"] += early
-            live.totals["evicted_states_total"] += had_state
+            live.totals["evicted_states_total"] += len(gone) - 1
             freed += sum(each.place.length for each in gone)
             left += gone
     return left
@@ -64,12 +64,13 @@ def forget(live: Live, info: NamespaceInfo, key: bytes, kind: ItemKind, place: P
     slot = live.index.find(info.number, key)
     if slot == NO_SLOT:
         return []
-    if kind is ItemKind.STATE:
-        row = live.states.get(slot)
-        if row is None or place not in (None, row.place):
+    if kind is not ItemKind.BLOCK:
+        handle = handle_of(slot, kind)
+        entry = live.states.get(handle)
+        if entry is None or place not in (None, entry.place):
             return []
         live.totals["damaged_states_total"] += 1
-        return [live.remove_state(slot)]
+        return [live.remove_state(handle)]
     if place not in (None, live.place(slot)):
         return []
     live.totals["damaged_blocks_total"] += 1
@@ -82,30 +83,27 @@ def relocate(live: Live, segment_id: int, moved: Mapping[Place, Place]) -> Reloc
     count = 0
     lost: list[int] = []
     for handle in live.segments.members(segment_id):
-        is_state = handle < 0
-        slot = ~handle if is_state else handle
-        old = _lies_at(live, slot, is_state)
+        old = _lies_at(live, handle)
         if old is None or old.segment_id != segment_id:
             continue
         new = unused.pop(old, None)
         if new is None:
             lost.append(handle)
             continue
-        if is_state:
-            live.states.move(slot, new)
+        if handle < 0:
+            live.states.move(handle, new)
         else:
-            live.index.move(slot, new)
+            live.index.move(handle, new)
         live.segments.add(new.segment_id, handle)
         live.segments.remove(segment_id)
         count += 1
     gone: list[Gone] = []
     for handle in lost:
-        slot = ~handle if handle < 0 else handle
-        old = _lies_at(live, slot, handle < 0)
+        old = _lies_at(live, handle)
         # One loss may have taken others with it: a block's descendants and their states.
         if old is not None and old.segment_id == segment_id:
             live.totals["damaged_states_total" if handle < 0 else "damaged_blocks_total"] += 1
-            gone += [live.remove_state(slot)] if handle < 0 else _remove_tree(live, slot)
+            gone += [live.remove_state(handle)] if handle < 0 else _remove_tree(live, handle)
     return Relocated(count, gone, list(unused.values()))
 
 
@@ -130,20 +128,20 @@ def drop_states(live: Live, info: NamespaceInfo | None, tier: Tier | None) -> Dr
     if tier in (None, Tier.POOL):
         dropped, kept = live.pool.clear(None if info is None else info.digest, spare_pinned=True)
     if tier in (None, Tier.SSD):
-        for slot, row in list(live.states.oldest()):
-            if info is not None and live.index.space[slot] != info.number:
+        for handle, entry in list(live.states.oldest()):
+            if info is not None and live.index.space[slot_of(handle)] != info.number:
                 continue
-            if row.leases:
+            if entry.leases:
                 kept += 1
             else:
-                gone.append(live.remove_state(slot))
+                gone.append(live.remove_state(handle))
     live.totals["dropped_states_total"] += dropped + len(gone)
     return Dropped(dropped + len(gone), kept, gone)
 
 
-def _evict_state(live: Live, slot: int) -> Gone:
+def _evict_state(live: Live, handle: int) -> Gone:
     live.totals["evicted_states_total"] += 1
-    return live.remove_state(slot)
+    return live.remove_state(handle)
 
 
 def _remove_tree(live: Live, slot: int) -> list[Gone]:
@@ -156,9 +154,9 @@ def _remove_tree(live: Live, slot: int) -> list[Gone]:
     return left
 
 
-def _lies_at(live: Live, slot: int, is_state: bool) -> Place | None:
-    """Where the item is now; None when the slot is free or has no state."""
-    if is_state:
-        row = live.states.get(slot)
-        return None if row is None else row.place
-    return live.place(slot) if live.index.is_live(slot) else None
+def _lies_at(live: Live, handle: int) -> Place | None:
+    """Where the item is now; None when the slot is free or has nothing of that kind."""
+    if handle < 0:
+        entry = live.states.get(handle)
+        return None if entry is None else entry.place
+    return live.place(handle) if live.index.is_live(handle) else None

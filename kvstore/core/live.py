@@ -9,12 +9,20 @@ from collections.abc import Iterator
 
 from kvstore.core.base import Gone, Limits
 from kvstore.core.holds import Holds
-from kvstore.core.index import HAS_STATE, NO_SLOT, USE_NOTED, USE_QUEUED, BlockIndex
+from kvstore.core.index import (
+    HAS_ROWS,
+    HAS_STATE,
+    NO_SLOT,
+    ROWS_OVERLAP,
+    USE_NOTED,
+    USE_QUEUED,
+    BlockIndex,
+)
 from kvstore.core.leases import Lease, LeaseTable
-from kvstore.core.namespaces import NamespaceInfo, NamespaceTable
+from kvstore.core.namespaces import NamespaceInfo, NamespaceTable, StatesShare
 from kvstore.core.reservations import ReservationTable
 from kvstore.core.segments import SegmentMap
-from kvstore.core.states import StateRow, StateTable
+from kvstore.core.states import STATE_KINDS, StateEntry, StateTable, handle_of, kind_of, slot_of
 from kvstore.policy.lru import LruPolicy
 from kvstore.pool.states import StatePool
 from kvstore.store.base import Place
@@ -24,7 +32,8 @@ HOUR = 3600
 
 
 class Live:
-    """The parts, and every step that changes more than one of them. A state's handle in a segment is ~slot."""
+    """The parts, and every step that changes more than one of them. Handles in segments and uses are those of
+    `kvstore.core.states`."""
 
     def __init__(
         self,
@@ -36,11 +45,12 @@ class Live:
         longest_lease_seconds: float,
         reservation_seconds: float,
         default_policy: str,
+        share: StatesShare,
     ) -> None:
         self.pool = pool
         self.limits = limits
         self.retention_seconds = retention_seconds
-        self.namespaces = NamespaceTable(default_policy=default_policy, most=limits.namespaces)
+        self.namespaces = NamespaceTable(default_policy=default_policy, most=limits.namespaces, share=share)
         self.index = BlockIndex()
         self.states = StateTable()
         self.segments = SegmentMap()
@@ -135,7 +145,7 @@ class Live:
     def remove_block(self, slot: int) -> list[Gone]:
         """Take out a childless block; its states, in both tiers, go first. What left the SSD, in that order."""
         info, number, key = self.info(slot), self.index.number[slot], self.index.key(slot)
-        left = [self.remove_state(slot)] if self.states.get(slot) is not None else []
+        left = [self.remove_state(handle) for handle in self.states_of(slot)]
         self.pool.remove(info.digest, key)
         place = self.place(slot)
         left.append(Gone(info.digest, ItemId(key, ItemKind.BLOCK), place))
@@ -173,27 +183,44 @@ class Live:
 
     # ---- states ---------------------------------------------------------------------------------------------
 
-    def insert_state(self, slot: int, row: StateRow) -> None:
-        """The state at the end of a block that has none on SSD."""
-        self.states.add(slot, row)
-        self.index.flags[slot] |= HAS_STATE
-        self.segments.add(row.place.segment_id, ~slot)
+    def states_of(self, slot: int) -> list[int]:
+        """Handles of what the block has on SSD."""
+        return [
+            handle
+            for handle in (handle_of(slot, kind) for kind in STATE_KINDS)
+            if self.states.get(handle) is not None
+        ]
 
-    def remove_state(self, slot: int) -> Gone:
+    def insert_state(self, slot: int, kind: ItemKind, entry: StateEntry) -> None:
+        """The state at the end of a block, or its rows, where it has none of that kind on SSD."""
+        handle = handle_of(slot, kind)
+        self.states.add(handle, entry)
+        self.index.flags[slot] |= self._flags_of(slot, kind, entry.place.length)
+        self.segments.add(entry.place.segment_id, handle)
+
+    def remove_state(self, handle: int) -> Gone:
         """Leases on it find it gone."""
-        row = self.states.remove(slot)
-        self.index.flags[slot] &= ~HAS_STATE
-        self.segments.remove(row.place.segment_id)
-        return self.gone(slot, ItemKind.STATE, row.place)
+        slot, kind = slot_of(handle), kind_of(handle)
+        entry = self.states.remove(handle)
+        self.index.flags[slot] &= ~(HAS_STATE if kind is ItemKind.STATE else HAS_ROWS | ROWS_OVERLAP)
+        self.segments.remove(entry.place.segment_id)
+        return self.gone(slot, kind, entry.place)
 
-    def touch_state(self, slot: int, now: float) -> None:
-        row = self.states.get(slot)
-        assert row is not None, "a state that is used is held"
+    def touch_state(self, handle: int, now: float) -> None:
+        entry = self.states.get(handle)
+        assert entry is not None, "a state that is used is held"
         second = self.second(now)
-        if not row.use_queued and row.noted_until < second:
-            row.use_queued = True
-            self._uses.append(~slot)
-        self.states.touch(slot, second)
+        if not entry.use_queued and entry.noted_until < second:
+            entry.use_queued = True
+            self._uses.append(handle)
+        self.states.touch(handle, second)
+
+    def _flags_of(self, slot: int, kind: ItemKind, length: int) -> int:
+        if kind is ItemKind.STATE:
+            return HAS_STATE
+        # Where no layer has an overlap the two lengths are one, and nothing is missing.
+        with_overlap = length == self.info(slot).figures.rows_overlap_block_bytes
+        return HAS_ROWS | ROWS_OVERLAP if with_overlap else HAS_ROWS
 
     # ---- leases ---------------------------------------------------------------------------------------------
 
@@ -202,8 +229,8 @@ class Live:
         for lease in leases:
             if lease.pool_pin is not None:
                 self.pool.unpin(lease.pool_pin, now=now_mono)
-            if lease.state_row is not None:
-                lease.state_row.leases -= 1
+            for _, _, entry in lease.states:
+                entry.leases -= 1
 
     # ---- last uses ------------------------------------------------------------------------------------------
 
@@ -217,11 +244,11 @@ class Live:
                 flags[handle] = flags[handle] & ~USE_QUEUED | USE_NOTED
                 yield self.place(handle), float(hour_after(self.index.used[handle]))
             elif handle < 0:
-                row = self.states.get(~handle)
-                if row is not None and row.use_queued:
-                    row.use_queued = False
-                    row.noted_until = hour_after(row.used)
-                    yield row.place, float(row.noted_until)
+                entry = self.states.get(handle)
+                if entry is not None and entry.use_queued:
+                    entry.use_queued = False
+                    entry.noted_until = hour_after(entry.used)
+                    yield entry.place, float(entry.noted_until)
 
 
 def hour_after(second: int) -> int:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import compress
 
 from kvstore.core.base import FetchItem, LookupResult
-from kvstore.core.index import BOUNDED, HAS_STATE, NO_SLOT
+from kvstore.core.index import BOUNDED, HAS_ROWS, HAS_STATE, NO_SLOT, ROWS_OVERLAP
 from kvstore.core.leases import Lease
 from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo
-from kvstore.core.states import StateRow
+from kvstore.core.states import StateEntry, handle_of
+from kvstore.core.windows import deepest_edge
 from kvstore.errors import InvalidArgument, LimitExceeded
-from kvstore.plan.base import Costs, Coverage
-from kvstore.plan.coverage import whole_blocks
+from kvstore.plan.base import Costs, Coverage, RestorePlan
+from kvstore.plan.coverage import longest_restore, whole_blocks
 from kvstore.plan.planner import plan
+from kvstore.profile.layout import rows_edge, rows_needed
 from kvstore.types import KEY_BYTES, BlockKey, ItemId, ItemKind, Lineage, StateSource
 
 # Column values to 0 or 1, so that the first block with a flag is found by bytes.find.
 _IS_BOUNDED = bytes(bool(value & BOUNDED) for value in range(256))
 _HAS_STATE = bytes(bool(value & HAS_STATE) for value in range(256))
+_HAS_BARE_ROWS = bytes(value & (HAS_ROWS | ROWS_OVERLAP) == HAS_ROWS for value in range(256))
+_HAS_ROWS_AND_OVERLAP = bytes(bool(value & ROWS_OVERLAP) for value in range(256))
+
+_STATELESS = (StateSource.REPLAY, StateSource.NONE)
 
 
 def lookup(
@@ -39,8 +46,10 @@ def lookup(
     info = live.namespaces.get(namespace)
     keys = list(keys)
     _check_prompt(live, info, keys, prompt_tokens)
-    slots = _unexpired(live, _held_prefix(live, info, keys), now_wall)
-    everything, exact = _coverage(live, info, keys, slots, now_mono)
+    held = _held_prefix(live, info, keys)
+    slots = _unexpired(live, held, now_wall)
+    found = _Found(live, info, keys=keys, held=held, slots=slots, prompt_tokens=prompt_tokens)
+    everything, exact = found.coverage(now_mono)
     coverage = exact if exact_only else everything
     chosen = plan(
         info.profile,
@@ -54,7 +63,7 @@ def lookup(
     )
     used = chosen.compute_from // info.figures.block_tokens
     if not lease or not used:
-        return LookupResult(chosen, None, coverage)
+        return LookupResult(chosen, None, coverage, costs)
     live.leases.check_room(session, used)
     granted = live.leases.grant(
         live.next_number(),
@@ -62,12 +71,11 @@ def lookup(
         info.digest,
         slots=slots[:used],
         now=now_mono,
-        state_at=chosen.state_at if chosen.state_source in (StateSource.POOL, StateSource.CHECKPOINT) else 0,
+        state_at=0 if chosen.state_source in _STATELESS else chosen.state_at,
     )
     live.touch(slots[used - 1], now_wall)
-    if granted.state_at:
-        _protect_state(live, info, granted, keys, chosen.state_source, now_mono=now_mono, now_wall=now_wall)
-    return LookupResult(chosen, granted.lease_id, coverage)
+    _protect_state(live, info, granted, keys, chosen, now_mono=now_mono, now_wall=now_wall)
+    return LookupResult(chosen, granted.lease_id, coverage, costs)
 
 
 def fetch_list(
@@ -91,7 +99,7 @@ def fetch_list(
             )
         )
     if want_state:
-        items.append(_state_item(live, lease))
+        items += _state_items(live, lease)
     return items
 
 
@@ -108,33 +116,31 @@ def check_fetch(lease: Lease, *, first_block: int, block_count: int, want_state:
             value=block_count,
             allowed=f"0 to {lease.blocks - first_block} from block {first_block}",
         )
-    if want_state and not lease.state_at:
+    if want_state and not lease.covers_state:
         raise InvalidArgument("the lease covers no state", field="state", value=want_state, allowed="false")
 
 
-def _state_item(live: Live, lease: Lease) -> FetchItem | None:
-    pin, row = lease.pool_pin, lease.state_row
-    if pin is not None:
-        state = live.pool.pinned(pin)
-        if state is not None:
-            return FetchItem(
-                ItemId(pin.key, ItemKind.STATE),
-                state.position,
-                state.lineage,
-                state.checks,
-                payload=state.payload,
-            )
+def _state_items(live: Live, lease: Lease) -> list[FetchItem | None]:
+    """The state in the pool, the checkpoint, or the rows of each block in order."""
+    pin = lease.pool_pin
+    if pin is None:
+        return [_ssd_item(live, lease, *each) for each in lease.states]
+    state = live.pool.pinned(pin)
+    if state is None:
+        return [None]
+    item = ItemId(pin.key, ItemKind.STATE)
+    return [FetchItem(item, state.position, state.lineage, state.checks, payload=state.payload)]
+
+
+def _ssd_item(live: Live, lease: Lease, number: int, kind: ItemKind, entry: StateEntry) -> FetchItem | None:
+    # While its block is intact the slot is still that block's; the entry tells whether the state is still the one.
+    if number >= lease.intact:
         return None
-    # While its block is intact the slot is still that block's; the row tells whether the state is still the one.
-    assert row is not None, "a lease with a state holds it in one tier"
-    if lease.state_number < lease.intact:
-        slot = lease.slots[lease.state_number]
-        if live.states.get(slot) is row:
-            key = live.index.key(slot)
-            return FetchItem(
-                ItemId(key, ItemKind.STATE), lease.state_at, row.lineage, row.checks, place=row.place
-            )
-    return None
+    slot = lease.slots[number]
+    if live.states.get(handle_of(slot, kind)) is not entry:
+        return None
+    item = ItemId(live.index.key(slot), kind)
+    return FetchItem(item, live.position(slot), entry.lineage, entry.checks, place=entry.place)
 
 
 def _check_prompt(live: Live, info: NamespaceInfo, keys: list[bytes], prompt_tokens: int) -> None:
@@ -204,51 +210,94 @@ def _unexpired(live: Live, slots: array[int], now_wall: float) -> array[int]:
     return slots if count == len(slots) else slots[:count]
 
 
-def _coverage(
-    live: Live, info: NamespaceInfo, keys: list[bytes], slots: array[int], now_mono: float
-) -> tuple[Coverage, Coverage]:
-    """What is held of any lineage, and the EXACT part of it."""
-    size = info.figures.block_tokens
-    flags = live.index.flags
-    marks = bytes([flags[slot] for slot in slots])
-    bounded = marks.translate(_IS_BOUNDED).find(1)
-    exact_end = (len(slots) if bounded < 0 else bounded) * size
-    checkpoints = [
-        (number, _row(live, slots[number]).lineage) for number in _places(marks.translate(_HAS_STATE))
-    ]
-    known = [BlockKey(key) for key in keys[: len(slots)]]
-    pooled = live.pool.held_along(info.digest, known, block_tokens=size, now=now_mono)
-    everything = Coverage(
-        len(slots),
-        tuple((number + 1) * size for number, _ in pooled),
-        tuple((number + 1) * size for number, _ in checkpoints),
-    )
-    if bounded < 0 and all(lineage is Lineage.EXACT for _, lineage in (*pooled, *checkpoints)):
-        return everything, everything
-    exact = [
-        tuple(
-            (number + 1) * size
-            for number, lineage in found
-            if lineage is Lineage.EXACT and (number + 1) * size <= exact_end
+class _Found:
+    """What is held for one prompt: `slots` of its blocks, of which `held` has further ones whose time is over."""
+
+    def __init__(
+        self,
+        live: Live,
+        info: NamespaceInfo,
+        *,
+        keys: list[bytes],
+        held: array[int],
+        slots: array[int],
+        prompt_tokens: int,
+    ) -> None:
+        self._live = live
+        self._info = info
+        self._keys = keys
+        self._held = held
+        self._slots = slots
+        self._prompt_tokens = prompt_tokens
+        flags = live.index.flags
+        self._marks = bytes([flags[slot] for slot in slots])
+
+    def coverage(self, now_mono: float) -> tuple[Coverage, Coverage]:
+        """What is held of any lineage, and the EXACT part of it."""
+        live, count = self._live, len(self._slots)
+        size = self._info.figures.block_tokens
+        known = [BlockKey(key) for key in self._keys[:count]]
+        pooled = live.pool.held_along(self._info.digest, known, block_tokens=size, now=now_mono)
+        everything = self._part(count, [number for number, _ in pooled], exact=False)
+        bounded = self._marks.translate(_IS_BOUNDED).find(1)
+        if (
+            bounded < 0
+            and not any(live.states.bounded.values())
+            and all(lineage is Lineage.EXACT for _, lineage in pooled)
+        ):
+            return everything, everything
+        end = count if bounded < 0 else bounded
+        exact_pooled = [number for number, lineage in pooled if lineage is Lineage.EXACT and number < end]
+        return everything, self._part(end, exact_pooled, exact=True)
+
+    def _part(self, blocks: int, pooled: list[int], *, exact: bool) -> Coverage:
+        """Of the first `blocks` blocks; `pooled` are the numbers of those whose state the pool has."""
+        size = self._info.figures.block_tokens
+        edges = range(size, (blocks + 1) * size, size)
+        return Coverage(
+            blocks,
+            tuple((number + 1) * size for number in pooled),
+            tuple(compress(edges, self._with(blocks, _HAS_STATE, ItemKind.STATE, exact=exact))),
+            rows=self._rows(blocks, overlap=False, exact=exact),
+            rows_overlap=self._rows(blocks, overlap=True, exact=exact),
+            branch_at=self._branch_at(blocks),
         )
-        for found in (pooled, checkpoints)
-    ]
-    return everything, Coverage(exact_end // size, exact[0], exact[1])
+
+    def _rows(self, blocks: int, *, overlap: bool, exact: bool) -> tuple[int, ...]:
+        """Of rows of one length only: a resume that reads rows of two would have to tell them apart."""
+        profile = self._info.profile
+        table = _HAS_ROWS_AND_OVERLAP if overlap else _HAS_BARE_ROWS
+        marks = self._with(blocks, table, ItemKind.ROWS, exact=exact)
+        longest = longest_restore(profile, Coverage(blocks), self._prompt_tokens) // profile.block_tokens
+        edge = deepest_edge(profile, marks, longest_blocks=longest, overlap=overlap)
+        return (edge,) if edge else ()
+
+    def _with(self, blocks: int, table: bytes, kind: ItemKind, *, exact: bool) -> bytes:
+        """A 1 for each of the first blocks that has what `table` picks out of its flags, and has it EXACT if asked."""
+        marks = self._marks[:blocks].translate(table)
+        bounded = self._live.states.bounded[kind]
+        if not (exact and bounded):
+            return marks
+        kept = bytearray(marks)
+        for number, slot in enumerate(self._slots[:blocks]):
+            if slot in bounded:
+                kept[number] = 0
+        return bytes(kept)
+
+    def _branch_at(self, blocks: int) -> int:
+        """The end of the last block of `blocks`, where something else than this prompt goes on after it."""
+        if not 0 < blocks < len(self._keys):
+            # Nothing is held, all of it, or all whose keys are known.
+            return 0
+        own = self._held[blocks] if blocks < len(self._held) else NO_SLOT
+        goes_on = any(child != own for child in self._live.index.children(self._slots[blocks - 1]))
+        return blocks * self._info.figures.block_tokens if goes_on else 0
 
 
-def _places(marks: bytes) -> list[int]:
-    """Where the ones are."""
-    found, at = [], marks.find(1)
-    while at >= 0:
-        found.append(at)
-        at = marks.find(1, at + 1)
-    return found
-
-
-def _row(live: Live, slot: int) -> StateRow:
-    row = live.states.get(slot)
-    assert row is not None, "a block with the state flag has a state"
-    return row
+def _entry(live: Live, slot: int, kind: ItemKind) -> StateEntry:
+    entry = live.states.get(handle_of(slot, kind))
+    assert entry is not None, "what a block's flags say it has is held"
+    return entry
 
 
 def _in_flight_elsewhere(
@@ -269,17 +318,26 @@ def _protect_state(
     info: NamespaceInfo,
     lease: Lease,
     keys: list[bytes],
-    source: StateSource,
+    chosen: RestorePlan,
     *,
     now_mono: float,
     now_wall: float,
 ) -> None:
-    number = lease.state_number = lease.state_at // info.figures.block_tokens - 1
-    if source is StateSource.POOL:
-        lease.pool_pin = live.pool.pin(info.digest, BlockKey(keys[number]), now=now_mono)
+    """What the plan's window state is made of is used now, and protected."""
+    last = chosen.state_at // info.figures.block_tokens - 1
+    if chosen.state_source is StateSource.POOL:
+        lease.pool_pin = live.pool.pin(info.digest, BlockKey(keys[last]), now=now_mono)
         assert lease.pool_pin is not None, "the coverage named a state of the pool"
         return
-    slot = lease.slots[number]
-    lease.state_row = _row(live, slot)
-    lease.state_row.leases += 1
-    live.touch_state(slot, now_wall)
+    if chosen.state_source is StateSource.CHECKPOINT:
+        wanted, kind = range(last, last + 1), ItemKind.STATE
+    elif chosen.state_source is StateSource.ROWS:
+        edge, overlap = rows_edge(info.profile, chosen.state_at)
+        needed = rows_needed(info.profile, edge, overlap=overlap)
+        wanted, kind = range(needed.first_block, needed.first_block + needed.blocks), ItemKind.ROWS
+    else:
+        return
+    lease.states = tuple((number, kind, _entry(live, lease.slots[number], kind)) for number in wanted)
+    for number, _, entry in lease.states:
+        entry.leases += 1
+        live.touch_state(handle_of(lease.slots[number], kind), now_wall)

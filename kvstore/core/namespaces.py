@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from kvstore.errors import GeometryMismatch, InvalidArgument, LimitExceeded, ProfileError, UnknownNamespace
 from kvstore.plan.figures import Figures, figures_of
-from kvstore.policy.window import WindowPolicy
+from kvstore.policy.window import WindowPolicy, check_share, share_tokens
 from kvstore.prefix.identity import TEXT_FIELDS, NamespaceIdentity
 from kvstore.profile.base import Profile
-from kvstore.types import NamespaceDigest
+from kvstore.types import ItemKind, NamespaceDigest
 
 DESCRIPTION_VERSION = 1
 
@@ -37,13 +37,36 @@ class NamespaceInfo:
     def profile(self) -> Profile:
         return self.identity.profile
 
+    def lengths(self, kind: ItemKind) -> tuple[int, ...]:
+        """The payload lengths that an item of this kind may have."""
+        if kind is ItemKind.ROWS:
+            return self.figures.rows_block_bytes, self.figures.rows_overlap_block_bytes
+        return (self.figures.block_bytes if kind is ItemKind.BLOCK else self.figures.state_bytes,)
+
+
+@dataclass(frozen=True, slots=True)
+class StatesShare:
+    """What the disk has for states, in bytes, and the longest prompt whose states must fit into it, in tokens."""
+
+    share_bytes: int
+    longest_tokens: int
+
+    def check(self, policy: WindowPolicy, profile: Profile) -> None:
+        """Raise PolicyTooLarge where the policy keeps more for one such prompt."""
+        check_share(policy, profile, share_bytes=self.share_bytes, longest_tokens=self.longest_tokens)
+
+    def tokens(self, policy: WindowPolicy, profile: Profile) -> int:
+        """Of how many tokens it holds the states; 0 where the policy keeps none."""
+        return share_tokens(policy, profile, share_bytes=self.share_bytes, longest_tokens=self.longest_tokens)
+
 
 class NamespaceTable:
     """Namespaces by digest. Names are labels: each names one namespace, and a namespace may have several."""
 
-    def __init__(self, *, default_policy: str, most: int) -> None:
+    def __init__(self, *, default_policy: str, most: int, share: StatesShare) -> None:
         self._default_policy = default_policy
         self._most = most
+        self._share = share
         self._by_digest: dict[NamespaceDigest, NamespaceInfo] = {}
         self._by_number: dict[int, NamespaceInfo] = {}
         self._by_name: dict[str, NamespaceDigest] = {}
@@ -51,9 +74,13 @@ class NamespaceTable:
     def __len__(self) -> int:
         return len(self._by_digest)
 
-    def open(self, name: str, identity: NamespaceIdentity, policy: str | None) -> NamespaceInfo:
-        """Make it known, or confirm it. The policy counts for a new one only; a known one keeps its own.
+    def open(
+        self, name: str, identity: NamespaceIdentity, policy: str | None, *, is_found: bool = False
+    ) -> NamespaceInfo:
+        """Make it known, or confirm it. The policy counts for a new one only; a known one keeps its own. `is_found`: it
+        was here before the start, and keeps its policy whatever the share holds now.
 
+        PolicyTooLarge when a new one's policy keeps more than the share holds.
         GeometryMismatch when `name` is known with another identity: the first field that differs, both values.
         """
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
@@ -85,8 +112,10 @@ class NamespaceTable:
                 value=len(self._by_digest) + 1,
                 allowed=f"{self._most}",
             )
+        text = policy or self._default_policy
+        profile = identity.profile
+        chosen = WindowPolicy.parse(text, profile) if is_found else self.policy_for(profile, text)
         number = next(number for number in range(len(self._by_number) + 1) if number not in self._by_number)
-        chosen = WindowPolicy.parse(policy or self._default_policy, identity.profile)
         made = NamespaceInfo(digest, name, identity, chosen, number, figures_of(identity.profile))
         self._by_digest[digest] = self._by_number[number] = made
         self._by_name[name] = digest
@@ -109,7 +138,22 @@ class NamespaceTable:
     def by_number(self, number: int) -> NamespaceInfo:
         return self._by_number[number]
 
+    def policy_for(self, profile: Profile, text: str) -> WindowPolicy:
+        """Raises InvalidArgument for what is no policy of the profile, PolicyTooLarge for what the share does not hold."""
+        policy = WindowPolicy.parse(text, profile)
+        self._share.check(policy, profile)
+        return policy
+
+    def share_tokens(self, info: NamespaceInfo) -> int:
+        """Of how many tokens the share holds the states under the namespace's policy; 0 where it keeps none."""
+        return self._share.tokens(info.policy, info.profile)
+
+    def check_share(self, info: NamespaceInfo) -> None:
+        """Raise PolicyTooLarge where a namespace that was found keeps more than the share holds."""
+        self._share.check(info.policy, info.profile)
+
     def set_policy(self, digest: bytes, text: str) -> NamespaceInfo:
+        """As `policy_for` has allowed it, or as it was found."""
         info = self.get(digest)
         changed = replace(info, policy=WindowPolicy.parse(text, info.profile))
         self._by_digest[info.digest] = self._by_number[info.number] = changed

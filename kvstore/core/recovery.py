@@ -10,10 +10,10 @@ from kvstore.core.base import LoadReport
 from kvstore.core.index import NO_SLOT
 from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo, parse_description
-from kvstore.core.states import StateRow
+from kvstore.core.states import StateEntry, handle_of
 from kvstore.errors import KvstoreError
 from kvstore.store.base import Found, Place, RecordKind
-from kvstore.types import NamespaceDigest
+from kvstore.types import ItemKind, NamespaceDigest
 
 
 def load(
@@ -28,7 +28,7 @@ def load(
     for found in records:
         if found.kind is RecordKind.BLOCK:
             blocks.append(found)
-        elif found.kind is RecordKind.STATE:
+        elif found.kind in (RecordKind.STATE, RecordKind.ROWS):
             states.append(found)
         elif found.kind is RecordKind.NAMESPACE:
             info = _open(live, found, policies)
@@ -52,7 +52,7 @@ def _open(live: Live, found: Found, policies: Mapping[NamespaceDigest, str]) -> 
             return None
         known = live.namespaces.find(found.namespace)
         if known is None:
-            known = live.namespaces.open(name, identity, policy)
+            known = live.namespaces.open(name, identity, policy, is_found=True)
         return live.namespaces.set_policy(known.digest, policies.get(found.namespace, policy))
     except KvstoreError:
         live.totals["unreadable_namespaces_total"] += 1
@@ -105,22 +105,23 @@ def _load_block(
 def _load_states(
     live: Live, infos: Mapping[NamespaceDigest, NamespaceInfo], states: list[Found], latest: int
 ) -> list[Place]:
-    """Oldest use first, which is the order that they are evicted in."""
+    """States and rows, oldest use first, which is the order that they are evicted in."""
     discard: list[Place] = []
     for found in sorted(states, key=attrgetter("last_use")):
         info = infos.get(found.namespace)
         slot = NO_SLOT if info is None else live.index.find(info.number, found.key)
+        kind = ItemKind(found.kind)
         if (
             info is None
             or slot == NO_SLOT
-            or live.states.get(slot) is not None
+            or live.states.get(handle_of(slot, kind)) is not None
             or found.position != live.position(slot)
-            or found.place.length != info.figures.state_bytes
+            or found.place.length not in info.lengths(kind)
         ):
             discard.append(found.place)
             continue
         used = min(math.ceil(found.last_use), latest)
-        live.insert_state(slot, StateRow(found.place, found.checks, found.lineage, used))
+        live.insert_state(slot, kind, StateEntry(found.place, found.checks, found.lineage, used))
     return discard
 
 

@@ -1,4 +1,4 @@
-"""Window states on SSD: a small table beside the blocks, in an order of use of its own."""
+"""Window states on SSD, of both kinds: a small table beside the blocks, in one order of use of its own."""
 
 from __future__ import annotations
 
@@ -7,15 +7,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvstore.store.base import Place
-from kvstore.types import Checks, Lineage
+from kvstore.types import Checks, ItemKind, Lineage
 
-# Of one row with its dict entry, place and checks; measured, and far below the megabytes of a state.
-ROW_BYTES = 560
+# Of one entry with its dict row, place and checks; measured, and far below the megabytes of a state.
+ENTRY_BYTES = 560
+
+STATE_KINDS = (ItemKind.STATE, ItemKind.ROWS)
+
+
+def handle_of(slot: int, kind: ItemKind) -> int:
+    """The name of a block's state or rows among handles, where the block itself is `slot`: always negative."""
+    return ~(2 * slot + (kind is ItemKind.ROWS))
+
+
+def slot_of(handle: int) -> int:
+    """The block of any handle."""
+    return handle if handle >= 0 else ~handle >> 1
+
+
+def kind_of(handle: int) -> ItemKind:
+    if handle >= 0:
+        return ItemKind.BLOCK
+    return ItemKind.ROWS if ~handle & 1 else ItemKind.STATE
 
 
 @dataclass(slots=True, eq=False)
-class StateRow:
-    """The state at the end of one block. `leases` counts who protects it; a row that was replaced or removed is another
+class StateEntry:
+    """One state or one block's rows. `leases` counts who protects it; an entry that was replaced or removed is another
     object than the one in the table, which is how a lease knows. `noted_until`: uses before it are persisted."""
 
     place: Place
@@ -28,53 +46,86 @@ class StateRow:
 
 
 class StateTable:
-    """States by the slot of their block, least recently used first."""
+    """Entries by handle, least recently used first; both kinds share the order."""
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[int, StateRow] = OrderedDict()
+        self._entries: OrderedDict[int, StateEntry] = OrderedDict()
         self._bytes = 0
+        self._rows = self._rows_bytes = 0
+        self.bounded: dict[ItemKind, set[int]] = {kind: set() for kind in STATE_KINDS}
+        """Slots of the blocks whose state, or whose rows, are BOUNDED."""
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._entries)
 
     @property
     def bytes(self) -> int:
-        """Payload bytes of all states on SSD."""
+        """Payload bytes of all entries."""
         return self._bytes
 
-    def get(self, slot: int) -> StateRow | None:
-        return self._rows.get(slot)
+    @property
+    def rows(self) -> int:
+        """How many entries are rows."""
+        return self._rows
 
-    def add(self, slot: int, row: StateRow) -> None:
-        assert slot not in self._rows, "a block has one state"
-        self._rows[slot] = row
-        self._bytes += row.place.length
+    @property
+    def rows_bytes(self) -> int:
+        return self._rows_bytes
 
-    def remove(self, slot: int) -> StateRow:
-        row = self._rows.pop(slot)
-        self._bytes -= row.place.length
-        return row
+    def get(self, handle: int) -> StateEntry | None:
+        return self._entries.get(handle)
 
-    def move(self, slot: int, place: Place) -> None:
-        row = self._rows[slot]
-        assert row.place.length == place.length, "a record is moved as it is"
-        row.place = place
+    def add(self, handle: int, entry: StateEntry) -> None:
+        assert handle not in self._entries, "a block has one entry of a kind"
+        self._entries[handle] = entry
+        self._account(handle, entry, 1)
 
-    def touch(self, slot: int, used: int) -> None:
-        row = self._rows[slot]
-        row.used = max(row.used, used)
-        self._rows.move_to_end(slot)
+    def remove(self, handle: int) -> StateEntry:
+        entry = self._entries.pop(handle)
+        self._account(handle, entry, -1)
+        return entry
+
+    def move(self, handle: int, place: Place) -> None:
+        entry = self._entries[handle]
+        assert entry.place.length == place.length, "a record is moved as it is"
+        entry.place = place
+
+    def touch(self, handle: int, used: int) -> None:
+        entry = self._entries[handle]
+        entry.used = max(entry.used, used)
+        self._entries.move_to_end(handle)
 
     def victim(self) -> int | None:
-        """Slot of the state to go first, of those that nobody leases. A leased one was used when it was leased, so that
-        few or none stand before it."""
-        return next((slot for slot, row in self._rows.items() if not row.leases), None)
+        """Handle of the entry to go first, of those that nobody leases. A leased one was used when it was leased, so
+        that few or none stand before it."""
+        return next((handle for handle, entry in self._entries.items() if not entry.leases), None)
 
-    def oldest(self) -> Iterator[tuple[int, StateRow]]:
-        return iter(self._rows.items())
+    def oldest(self) -> Iterator[tuple[int, StateEntry]]:
+        return iter(self._entries.items())
 
     def memory_bytes(self) -> int:
-        return len(self._rows) * ROW_BYTES
+        return len(self._entries) * ENTRY_BYTES
 
     def check_integrity(self) -> None:
-        assert sum(row.place.length for row in self._rows.values()) == self._bytes, "bytes of states"
+        """Raise AssertionError unless the totals are those of the entries."""
+        entries = self._entries
+        rows = [entry for handle, entry in entries.items() if kind_of(handle) is ItemKind.ROWS]
+        assert sum(entry.place.length for entry in entries.values()) == self._bytes, "bytes of states"
+        assert sum(entry.place.length for entry in rows) == self._rows_bytes, "bytes of rows"
+        assert len(rows) == self._rows, "rows"
+        bounded = {handle for handle, entry in entries.items() if entry.lineage is Lineage.BOUNDED}
+        noted = {handle_of(slot, kind) for kind, slots in self.bounded.items() for slot in slots}
+        assert bounded == noted, "bounded states"
+
+    def _account(self, handle: int, entry: StateEntry, sign: int) -> None:
+        self._bytes += sign * entry.place.length
+        kind, slot = kind_of(handle), slot_of(handle)
+        if kind is ItemKind.ROWS:
+            self._rows += sign
+            self._rows_bytes += sign * entry.place.length
+        if entry.lineage is Lineage.EXACT:
+            return
+        if sign > 0:
+            self.bounded[kind].add(slot)
+        else:
+            self.bounded[kind].remove(slot)

@@ -18,7 +18,7 @@ from kvstore.core.index import NO_SLOT
 from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo
 from kvstore.core.reservations import Reservation
-from kvstore.core.states import StateRow
+from kvstore.core.states import STATE_KINDS, StateEntry, handle_of
 from kvstore.errors import GeometryMismatch, InvalidArgument, LimitExceeded
 from kvstore.pool.states import PooledState
 from kvstore.store.base import Place
@@ -121,9 +121,9 @@ def commit(
 
 def _check_item(info: NamespaceInfo, index: int, item: ReserveItem) -> None:
     figures, at = info.figures, f"items[{index}]"
-    if item.kind not in (ItemKind.BLOCK, ItemKind.STATE):
+    if item.kind is not ItemKind.BLOCK and item.kind not in STATE_KINDS:
         raise InvalidArgument(
-            "unknown kind of item", field=f"{at}.kind", value=item.kind, allowed="BLOCK, STATE"
+            "unknown kind of item", field=f"{at}.kind", value=item.kind, allowed="BLOCK, STATE, ROWS"
         )
     is_block = item.kind is ItemKind.BLOCK
     keys = (("key", item.key), ("parent", item.parent)) if is_block else (("key", item.key),)
@@ -139,29 +139,29 @@ def _check_item(info: NamespaceInfo, index: int, item: ReserveItem) -> None:
             value=item.position,
             allowed=f"positive multiples of {figures.block_tokens}",
         )
-    wanted = figures.block_bytes if is_block else figures.state_bytes
-    if item.length != wanted:
+    wanted = info.lengths(item.kind)
+    if item.length not in wanted:
         raise GeometryMismatch(
             f"a {item.kind.name.lower()} of namespace {info.name!r} has another length",
             field=f"{at}.length",
             value=item.length,
-            allowed=f"{wanted} bytes",
+            allowed=f"{' or '.join(map(str, dict.fromkeys(wanted)))} bytes",
         )
     if item.lineage not in (Lineage.EXACT, Lineage.BOUNDED):
         raise InvalidArgument(
             "unknown lineage", field=f"{at}.lineage", value=item.lineage, allowed="EXACT, BOUNDED"
         )
-    if is_block:
-        if (item.position == figures.block_tokens) != (item.parent == info.digest):
-            raise InvalidArgument(
-                "the parent of a first block, and of no other, is the namespace",
-                field=f"{at}.parent",
-                value=item.parent,
-                allowed="the namespace digest at the first edge, the key of the block before elsewhere",
-            )
+    if is_block and (item.position == figures.block_tokens) != (item.parent == info.digest):
+        raise InvalidArgument(
+            "the parent of a first block, and of no other, is the namespace",
+            field=f"{at}.parent",
+            value=item.parent,
+            allowed="the namespace digest at the first edge, the key of the block before elsewhere",
+        )
+    if item.kind is not ItemKind.STATE:
         if item.to_pool or not item.to_ssd:
             raise InvalidArgument(
-                "a block goes to SSD", field=f"{at}.to_pool", value=item.to_pool, allowed="to_ssd alone"
+                "blocks and rows go to SSD", field=f"{at}.to_pool", value=item.to_pool, allowed="to_ssd alone"
             )
     elif not (item.to_pool or item.to_ssd):
         raise InvalidArgument(
@@ -234,9 +234,9 @@ def _decide_state(live: Live, claim: _Claim, index: int, item: ReserveItem, slot
         to_pool, to_ssd = item.to_pool, item.to_ssd
     else:
         claim.used.append(slot)
-        row = live.states.get(slot)
-        to_pool = item.to_pool and not live.pool.contains(info.digest, item.key, now=claim.now)
-        to_ssd = item.to_ssd and (row is None or _may_replace_state(row, item.lineage))
+        entry = live.states.get(handle_of(slot, item.kind))
+        to_pool = item.to_pool and live.pool.lacks(info.digest, item.key, item.lineage, now=claim.now)
+        to_ssd = item.to_ssd and (entry is None or _may_replace_state(entry, item))
         if not (to_pool or to_ssd):
             return Outcome(ReserveOutcome.HELD)
     flight = _in_flight(live, claim, item)
@@ -295,8 +295,11 @@ def _may_replace_block(live: Live, slot: int, lineage: Lineage, unleased: set[in
     return True
 
 
-def _may_replace_state(row: StateRow, lineage: Lineage) -> bool:
-    return lineage is Lineage.EXACT and row.lineage is Lineage.BOUNDED and not row.leases
+def _may_replace_state(held: StateEntry, item: ReserveItem) -> bool:
+    """EXACT may take the place of BOUNDED, and of equal lineage rows with the overlap that of rows without; neither
+    where someone leases what is held."""
+    before = (held.lineage is Lineage.EXACT, held.place.length)
+    return not held.leases and (item.lineage is Lineage.EXACT, item.length) > before
 
 
 def _check_written(item: ReserveItem, written: Written) -> None:
@@ -346,16 +349,17 @@ def _show_state(
     live.touch(slot, now_wall)
     dropped: list[Place] = []
     if written.place is not None:
-        row = live.states.get(slot)
-        if row is not None and not _may_replace_state(row, item.lineage):
+        handle = handle_of(slot, item.kind)
+        entry = live.states.get(handle)
+        if entry is not None and not _may_replace_state(entry, item):
             dropped.append(written.place)
         else:
-            if row is not None:
-                dropped.append(live.remove_state(slot).place)
-            live.insert_state(
-                slot, StateRow(written.place, written.checks, item.lineage, live.second(now_wall))
-            )
+            if entry is not None:
+                dropped.append(live.remove_state(handle).place)
+            made = StateEntry(written.place, written.checks, item.lineage, live.second(now_wall))
+            live.insert_state(slot, item.kind, made)
             live.totals["stored_states_total"] += 1
+            live.totals["stored_rows_total"] += item.kind is ItemKind.ROWS
     pooled = True
     if written.payload is not None:
         state = PooledState(written.payload, item.position, item.lineage, written.checks)

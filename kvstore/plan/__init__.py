@@ -1,7 +1,7 @@
 """The restore plan: one pure function from what is held and what things cost to the cheapest correct resume."""
 
 from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan, SaveStates
-from kvstore.plan.planner import plan, replay_layer_tokens, tokens_saved
+from kvstore.plan.planner import plan, replay_layer_tokens, tokens_saved, ways
 
 __all__ = [
     "Alternative",
@@ -12,4 +12,5 @@ __all__ = [
     "plan",
     "replay_layer_tokens",
     "tokens_saved",
+    "ways",
 ]

@@ -26,11 +26,16 @@ def usable(edges: tuple[int, ...], limit: int) -> tuple[int, ...]:
 
 
 def check_coverage(profile: Profile, coverage: Coverage) -> None:
-    """Raise InvalidArgument unless the edges are ascending block edges inside the blocks held."""
+    """Raise InvalidArgument unless the edges are ascending block edges inside the blocks held, the branch point too."""
     if coverage.blocks < 0:
         raise InvalidArgument("blocks are counted", field="blocks", value=coverage.blocks, allowed=">= 0")
     end = coverage.blocks * profile.block_tokens
-    for field, edges in (("pool_states", coverage.pool_states), ("checkpoints", coverage.checkpoints)):
+    for field, edges in (
+        ("pool_states", coverage.pool_states),
+        ("checkpoints", coverage.checkpoints),
+        ("rows", coverage.rows),
+        ("rows_overlap", coverage.rows_overlap),
+    ):
         before = 0
         for edge in edges:
             if not before < edge <= end or edge % profile.block_tokens:
@@ -41,3 +46,10 @@ def check_coverage(profile: Profile, coverage: Coverage) -> None:
                     allowed=f"ascending multiples of {profile.block_tokens} up to {end}",
                 )
             before = edge
+    if not 0 <= coverage.branch_at <= end or coverage.branch_at % profile.block_tokens:
+        raise InvalidArgument(
+            "not an edge where a prompt can leave what is held",
+            field="branch_at",
+            value=coverage.branch_at,
+            allowed=f"0 to {end}, a multiple of {profile.block_tokens}",
+        )

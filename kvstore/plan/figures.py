@@ -10,6 +10,17 @@ KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Scan:
+    """The layers with an index of one `ratio`. In the forward pass all `layers` of them look at their entries. A replay
+    that ends at t needs the queries of each only from t - reach on, one `reaches` per layer, ascending; the last layer
+    of a model makes no queries in a replay, and has none."""
+
+    ratio: int
+    layers: int
+    reaches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """Copied from the profile; the names are the profile's own."""
 
@@ -17,10 +28,14 @@ class Figures:
     block_tokens: int
     block_bytes: int
     state_bytes: int
+    rows_block_bytes: int
+    rows_overlap_block_bytes: int
     layer_count: int
     window_rows: int
+    overlap_tokens: int
     exact_replay_tokens: int
     bounded_replay_tokens: int
+    scans: tuple[Scan, ...]
 
 
 # By identity: hashing a profile walks its layers, which costs more than what is looked up. An entry holds its profile, so
@@ -38,9 +53,26 @@ def figures_of(profile: Profile) -> Figures:
             profile.block_tokens,
             profile.block_bytes,
             profile.state_bytes,
+            profile.rows_block_bytes,
+            profile.rows_overlap_block_bytes,
             profile.layer_count,
             profile.window_rows,
+            profile.overlap_tokens,
             profile.exact_replay_tokens,
             profile.bounded_replay_tokens,
+            _scans(profile),
         )
     return found
+
+
+def _scans(profile: Profile) -> tuple[Scan, ...]:
+    """A layer with index keys scans them for its own selection; who reads another layer's entries reads its selection."""
+    last = profile.layer_count - 1
+    found: dict[int, list[int]] = {}
+    for index, layer in enumerate(profile.layers):
+        if layer.kind.has_keys:
+            found.setdefault(layer.ratio, []).append((last - index) * profile.window_rows)
+    return tuple(
+        Scan(ratio, len(reaches), tuple(sorted(reach for reach in reaches if reach)))
+        for ratio, reaches in found.items()
+    )

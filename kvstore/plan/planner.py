@@ -11,12 +11,20 @@ from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan
 from kvstore.plan.coverage import check_coverage, longest_restore, usable, whole_blocks
 from kvstore.plan.figures import Figures, figures_of
 from kvstore.plan.save import save_states
+from kvstore.plan.work import replay_scanned, scanned, triangle
 from kvstore.policy.window import WindowPolicy
 from kvstore.profile.base import Profile
+from kvstore.profile.layout import rows_needed
 from kvstore.types import Exactness, StateSource
 
 # Among equal costs: the one that reads least from the device.
-_SOURCE_ORDER = (StateSource.POOL, StateSource.CHECKPOINT, StateSource.REPLAY, StateSource.NONE)
+_SOURCE_ORDER = (
+    StateSource.POOL,
+    StateSource.CHECKPOINT,
+    StateSource.ROWS,
+    StateSource.REPLAY,
+    StateSource.NONE,
+)
 
 
 def plan(
@@ -32,32 +40,24 @@ def plan(
 ) -> RestorePlan:
     """The cheapest correct way to resume a prompt of `prompt_tokens` tokens.
 
-    Equal costs go to an exact way first, then POOL before CHECKPOINT before REPLAY, then the longer `compute_from`. The
-    plan is NONE when no restore costs less than computing everything. For REPLAY `state_at` equals `compute_from`:
-    the position at which the replay has rebuilt the state. `runner_up` is the cheapest of the other candidates with
-    another source or boundary (see `_candidates` for what is a candidate), NONE among them.
+    Equal costs go to an exact way first, then POOL before CHECKPOINT before ROWS before REPLAY, then the longer
+    `compute_from`. The plan is NONE when no restore costs less than computing everything. For REPLAY `state_at` equals
+    `compute_from`: the position at which the replay has rebuilt the state. `runner_up` is the cheapest of the other
+    candidates with another source or boundary (see `_candidates` for what is a candidate), NONE among them.
 
     exact_only=False also allows a bounded replay (the last W tokens in all layers), and then `exact_coverage` tells
     which part of `coverage` has EXACT bytes (None: all of it); with exact_only `coverage` itself must be EXACT.
     `wait_for` (indices of blocks that someone is writing) is passed through. InvalidArgument for a negative prompt
     length, for costs that are not finite and >= 0, and for edges that are not edges.
     """
-    if prompt_tokens < 0:
-        raise InvalidArgument(
-            "a prompt has a length", field="prompt_tokens", value=prompt_tokens, allowed=">= 0"
-        )
-    _check_costs(costs)
-    check_coverage(profile, coverage)
-    trust = coverage if exact_coverage is None else exact_coverage
-    price = _Pricing(figures_of(profile), costs, prompt_tokens, trust)
-    longest = longest_restore(profile, coverage, prompt_tokens)
-    cold = price.cold()
-    ranked = sorted(_candidates(price, coverage, longest, exact_only=exact_only), key=_Candidate.rank)
-    if ranked and ranked[0].way.seconds < cold.way.seconds:
-        best = ranked[0]
-        others = sorted([*ranked[1:], cold], key=_Candidate.rank)
-    else:
-        best, others = cold, ranked
+    best, *others = _ranked(
+        profile,
+        coverage,
+        prompt_tokens=prompt_tokens,
+        costs=costs,
+        exact_only=exact_only,
+        exact_coverage=exact_coverage,
+    )
     chosen = best.way
     runner_up = next(
         (
@@ -77,6 +77,7 @@ def plan(
             policy,
             profile,
             prompt_tokens=prompt_tokens,
+            coverage=coverage,
             compute_from=chosen.compute_from,
             rebuilt=chosen.replay_tokens > 0,
         ),
@@ -85,26 +86,39 @@ def plan(
     )
 
 
+def ways(
+    profile: Profile,
+    coverage: Coverage,
+    *,
+    prompt_tokens: int,
+    costs: Costs,
+    exact_only: bool = True,
+) -> tuple[Alternative, ...]:
+    """All that `plan` chooses from, best first: what it chooses, then the others with NONE among them. Refusals are those
+    of `plan`."""
+    ranked = _ranked(
+        profile,
+        coverage,
+        prompt_tokens=prompt_tokens,
+        costs=costs,
+        exact_only=exact_only,
+        exact_coverage=None,
+    )
+    return tuple(candidate.way for candidate in ranked)
+
+
 def replay_layer_tokens(profile: Profile, replay_from: int, position: int) -> int:
     """Layer-tokens of an exact replay of [replay_from, position) with entries read.
 
     Layer l of L is run only at positions >= max(replay_from, position - (L - l)(W - 1)).
     """
-    return _triangle(figures_of(profile), max(position - replay_from, 0))
+    return triangle(figures_of(profile), max(position - replay_from, 0))
 
 
 def tokens_saved(profile: Profile, way: Alternative, prompt_tokens: int) -> float:
     """Tokens not computed thanks to the restore: what replay recomputes is not saved."""
     spent = way.replay_layer_tokens + (prompt_tokens - way.compute_from) * profile.layer_count
     return prompt_tokens - spent / profile.layer_count
-
-
-def _triangle(figures: Figures, span: int) -> int:
-    # The last layer runs at W-1 positions, the one before at twice as many, and so on, but none at more than the span:
-    # `whole` of them need no more than it holds.
-    rows, layers = figures.window_rows, figures.layer_count
-    whole = min(span // rows, layers)
-    return rows * whole * (whole + 1) // 2 + (layers - whole) * span
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,32 +149,68 @@ class _Pricing:
         """The state at `edge`, then an exact replay up to `boundary`."""
         in_pool = source is StateSource.POOL
         held = self.figures.state_bytes
-        way = self._way(
+        way = self._replayed(
             boundary,
             source,
-            state_at=edge,
             replay_from=edge,
-            work=_triangle(self.figures, boundary - edge),
             state_ssd=0 if in_pool else held,
             state_memory=held if in_pool else 0,
         )
         trusted = self.trust.pool_states if in_pool else self.trust.checkpoints
         return _Candidate(way, self._blocks_exact(boundary) and edge in trusted)
 
+    def from_rows(self, boundary: int, edge: int, *, overlap: bool) -> _Candidate:
+        """The state that the window rows before `edge` give, then an exact replay up to `boundary`."""
+        figures = self.figures
+        needed = rows_needed(figures.profile, edge, overlap=overlap)
+        each = figures.rows_overlap_block_bytes if overlap else figures.rows_block_bytes
+        way = self._replayed(
+            boundary, StateSource.ROWS, replay_from=needed.state_at, state_ssd=needed.blocks * each
+        )
+        trusted = self.trust.rows_overlap if overlap else self.trust.rows
+        return _Candidate(way, self._blocks_exact(boundary) and edge in trusted)
+
     def exact_replay(self, boundary: int) -> _Candidate:
         start = max(0, boundary - self.figures.exact_replay_tokens)
-        work = _triangle(self.figures, boundary - start)
-        way = self._way(boundary, StateSource.REPLAY, state_at=boundary, replay_from=start, work=work)
+        way = self._replayed(boundary, StateSource.REPLAY, replay_from=start, state_at=boundary)
         return _Candidate(way, self._blocks_exact(boundary))
 
     def bounded_replay(self, boundary: int) -> _Candidate:
-        start = boundary - self.figures.bounded_replay_tokens
-        work = self.figures.bounded_replay_tokens * self.figures.layer_count
-        way = self._way(boundary, StateSource.REPLAY, state_at=boundary, replay_from=start, work=work)
+        figures = self.figures
+        start = boundary - figures.bounded_replay_tokens
+        way = self._way(
+            boundary,
+            StateSource.REPLAY,
+            state_at=boundary,
+            replay_from=start,
+            work=figures.bounded_replay_tokens * figures.layer_count,
+            entries=scanned(figures, start, boundary),
+        )
         return _Candidate(way, False)
 
     def _blocks_exact(self, boundary: int) -> bool:
         return boundary <= self.trust.blocks * self.figures.block_tokens
+
+    def _replayed(
+        self,
+        boundary: int,
+        source: StateSource,
+        *,
+        replay_from: int,
+        state_at: int | None = None,
+        state_ssd: int = 0,
+        state_memory: int = 0,
+    ) -> Alternative:
+        return self._way(
+            boundary,
+            source,
+            state_at=replay_from if state_at is None else state_at,
+            replay_from=replay_from,
+            work=triangle(self.figures, boundary - replay_from),
+            entries=replay_scanned(self.figures, replay_from, boundary),
+            state_ssd=state_ssd,
+            state_memory=state_memory,
+        )
 
     def _way(
         self,
@@ -170,15 +220,18 @@ class _Pricing:
         state_at: int,
         replay_from: int,
         work: int = 0,
+        entries: int = 0,
         state_ssd: int = 0,
         state_memory: int = 0,
     ) -> Alternative:
-        costs = self.costs
-        bytes_ssd = boundary // self.figures.block_tokens * self.figures.block_bytes + state_ssd
-        rest = (self.prompt_tokens - boundary) * self.figures.layer_count
-        seconds = (work + rest) * costs.seconds_per_layer_token
-        seconds += bytes_ssd * costs.seconds_per_ssd_byte + state_memory * costs.seconds_per_memory_byte
-        seconds += costs.seconds_per_fetch if boundary else 0.0
+        """`work` layer-tokens and `entries` looked at are those of the replay."""
+        costs, figures = self.costs, self.figures
+        bytes_ssd = boundary // figures.block_tokens * figures.block_bytes + state_ssd
+        rest = (self.prompt_tokens - boundary) * figures.layer_count
+        rest_entries = scanned(figures, boundary, self.prompt_tokens)
+        layer, entry = costs.seconds_per_layer_token, costs.seconds_per_index_entry
+        read = bytes_ssd * costs.seconds_per_ssd_byte + state_memory * costs.seconds_per_memory_byte
+        read += costs.seconds_per_fetch if boundary else 0.0
         return Alternative(
             compute_from=boundary,
             state_source=source,
@@ -187,28 +240,76 @@ class _Pricing:
             replay_layer_tokens=work,
             bytes_ssd=bytes_ssd,
             bytes_memory=state_memory,
-            seconds=seconds,
+            # Of the whole numbers added first: ways that do equal work must cost the same to the last bit.
+            seconds=read + ((work + rest) * layer + (entries + rest_entries) * entry),
+            index_entries=entries + rest_entries,
+            read_seconds=read,
+            replay_seconds=work * layer + entries * entry,
+            compute_seconds=rest * layer + rest_entries * entry,
         )
+
+
+def _ranked(
+    profile: Profile,
+    coverage: Coverage,
+    *,
+    prompt_tokens: int,
+    costs: Costs,
+    exact_only: bool,
+    exact_coverage: Coverage | None,
+) -> list[_Candidate]:
+    """The candidate to choose, then the others, cheapest first. NONE is the first where nothing costs less."""
+    if prompt_tokens < 0:
+        raise InvalidArgument(
+            "a prompt has a length", field="prompt_tokens", value=prompt_tokens, allowed=">= 0"
+        )
+    _check_costs(costs)
+    check_coverage(profile, coverage)
+    trust = coverage if exact_coverage is None else exact_coverage
+    price = _Pricing(figures_of(profile), costs, prompt_tokens, trust)
+    longest = longest_restore(profile, coverage, prompt_tokens)
+    cold = price.cold()
+    restores = sorted(_candidates(price, coverage, longest, exact_only=exact_only), key=_Candidate.rank)
+    if restores and restores[0].way.seconds < cold.way.seconds:
+        return [restores[0], *sorted([*restores[1:], cold], key=_Candidate.rank)]
+    return [cold, *restores]
 
 
 def _candidates(
     price: _Pricing, coverage: Coverage, longest: int, *, exact_only: bool
 ) -> Iterator[_Candidate]:
-    """The restores that can be the cheapest, out of all (boundary b, source, state edge c <= b).
+    """The restores that can be the cheapest, out of all (boundary b, source, place of the state c <= b).
 
-    Against computing everything, a restore at b costs k + m b + f: k >= 0 (the fetch, the state) whatever b is; m is the
-    price of reading a token's entries less that of computing it; f is the replay. Where m >= 0 no restore is cheaper than
-    none. Where m < 0:
-        f = 0             a state at b itself: the last usable edge of each tier is the best.
-        f(b - c)          a replay from c: f only grows with the distance, so for each b the last edge up to b is the
-                          best; f is a sum of min(b - c, k(W-1)), hence concave, and so is the whole in b: least at an
-                          end, b = c (above) or b = the next edge, which is beaten by its own state, or b = longest.
-        f(min(b, L(W-1))) a replay from nothing: the whole is concave in b and k at b = 0, so that it falls below k only
-                          where it goes on falling: b = longest.
-        f constant        a bounded replay: b = longest.
-    So a handful of candidates stands for all pairs; what ties with them is no longer.
+    Let G(x) be the entries that an index layer's queries before x see. Its steps never get smaller: G is convex and never
+    falls. Computing [b, n) looks at G(n) - G(b) in each such layer, and a replay of [c, b) at G(b) - G(max(c, b - k)) in
+    each but the last, k being what the layers above need (0 <= k). In the sum G(b) cancels: a restore at b from c costs
+
+        const + (bytes up to b) - (tokens up to b) + (bytes of the state at c)
+              + sum over layers min(b - c, k'(W-1))           layer-tokens of the replay
+              - sum over index layers G(max(c, b - k))        and - G(b) for the last layer's.
+
+    max(c, b - k) is convex in b, so is G of it, and so each line is concave in b, as a function on block edges too. A
+    concave function is least at an end of its range. Computing everything is never dearer than the restore at b = 0
+    (no fetch, no state). Hence, where a restore is to cost less than computing everything:
+
+        a state at b = c      the state's bytes do not depend on c: concave in c, and at c = 0 no cheaper than computing
+                              everything; so least at the last usable edge of each tier.
+        rows before b = e     as a state, with a replay of the tokens that give the overlap, [max(0, e - o), e): a sum of
+                              min(e, o) and of - G(max(0, e - o)); their bytes are those of min(e / B, so many) blocks.
+                              All concave in e, nothing at e = 0: the last usable edge. (Where o reaches B the state
+                              would lie at a block edge, as if the overlap were stored: not a candidate.)
+                              With a replay up to b = longest: concave in e too, and at e = 0 the replay from nothing.
+        a replay from c       falls with c at every b, so from the last c <= b: between two states' edges and after the last
+                              one. Concave in b: least at b = c (above), at the next edge (which its own state beats), or
+                              at b = longest.
+        a replay from nothing c = max(0, b - L(W-1)), which no layer's start b - k lies before: the same with c = 0. Concave
+                              in b, and no cheaper than computing everything at b = 0: b = longest.
+        a bounded replay      min(b, W) tokens in all layers, and - G(max(0, b - W)): likewise b = longest.
+
+    So a handful of candidates stands for all; what ties with them is no longer.
     """
-    if longest < price.figures.block_tokens:
+    figures = price.figures
+    if longest < figures.block_tokens:
         return
     for source, held in (
         (StateSource.POOL, coverage.pool_states),
@@ -217,9 +318,15 @@ def _candidates(
         edges = usable(held, longest)
         if edges:
             yield from (price.from_state(boundary, source, edges[-1]) for boundary in {edges[-1], longest})
+    for overlap, held in ((False, coverage.rows), (True, coverage.rows_overlap)):
+        edges = usable(held, longest)
+        if edges and (overlap or figures.overlap_tokens < figures.block_tokens):
+            yield from (
+                price.from_rows(boundary, edges[-1], overlap=overlap) for boundary in {edges[-1], longest}
+            )
     yield price.exact_replay(longest)
     # A bounded replay that reaches the start of the prompt is no cheaper than the exact one and no other.
-    if not exact_only and longest > price.figures.bounded_replay_tokens:
+    if not exact_only and longest > figures.bounded_replay_tokens:
         yield price.bounded_replay(longest)
 
 

@@ -1,26 +1,46 @@
-"""Which states the worker is to keep, from the namespace's policy and the resume that was chosen."""
+"""Which states the worker is to keep, from the namespace's policy, what is held, and the resume that was chosen."""
 
 from __future__ import annotations
 
-from kvstore.plan.base import SaveStates
+from bisect import bisect_right
+
+from kvstore.plan.base import Coverage, SaveStates
 from kvstore.policy.window import WindowPolicy
 from kvstore.profile.base import Profile
 
 
 def save_states(
-    policy: WindowPolicy, profile: Profile, *, prompt_tokens: int, compute_from: int, rebuilt: bool
+    policy: WindowPolicy,
+    profile: Profile,
+    *,
+    prompt_tokens: int,
+    coverage: Coverage,
+    compute_from: int,
+    rebuilt: bool,
 ) -> SaveStates:
     """States at edges after `compute_from` are new, and with `rebuilt` the one at `compute_from` is too: a replay has just
-    made it again and nobody holds it. The pool gets that one and the last usable edge, where the next turn resumes,
-    whatever the policy; the policy decides about SSD.
+    made it again and nobody holds it. The pool gets that one, the branch point and the last usable edge, where the next
+    turn resumes, whatever the policy; the policy decides about SSD. What `coverage` holds in a tier is not saved there
+    again.
     """
     after = compute_from - 1 if rebuilt and compute_from > 0 else compute_from
-    pool = policy.pool_edges(profile, prompt_tokens=prompt_tokens, after=after)
-    ssd = policy.ssd_edges(profile, prompt_tokens=prompt_tokens, after=after)
+    branch_at = coverage.branch_at
+    pool = policy.pool_edges(profile, prompt_tokens=prompt_tokens, after=after, branch_at=branch_at)
+    if after < compute_from and compute_from not in pool:
+        pool = (compute_from, *pool)
+    ssd = policy.ssd_edges(profile, prompt_tokens=prompt_tokens, after=after, branch_at=branch_at)
     return SaveStates(
-        pool=(compute_from, *pool) if after < compute_from and compute_from not in pool else pool,
-        ssd=ssd,
+        pool=_without(pool, coverage.pool_states, after),
+        ssd=_without(ssd, coverage.checkpoints, after),
         output_edge_pool=True,
         output_edge_ssd=policy.output_edge_on_ssd,
         every_tokens=policy.every_tokens,
+        rows=policy.rows,
+        rows_overlap=policy.rows_overlap,
     )
+
+
+def _without(edges: tuple[int, ...], held: tuple[int, ...], after: int) -> tuple[int, ...]:
+    """The edges, all > `after`, that are not in `held`, which is ascending."""
+    later = set(held[bisect_right(held, after) :])
+    return tuple(edge for edge in edges if edge not in later) if later else edges

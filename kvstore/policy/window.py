@@ -1,24 +1,32 @@
-"""Window-state policies: which states a worker keeps, and in which tier."""
+"""Window-state policies: which states a worker keeps, in which tier, and whether they fit the disk's share for states."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvstore.errors import InvalidArgument
+from kvstore.errors import InvalidArgument, PolicyTooLarge
 from kvstore.profile.base import Profile
 
 
 class WindowKind(StrEnum):
-    """ZERO keeps nothing on SSD; ENDPOINTS the last usable edge of the prompt and the last edge of the output;
-    PERIODIC a state at every multiple of N tokens."""
+    """ZERO keeps nothing on SSD; ENDPOINTS the last usable edge of the prompt, the last edge of the output, and the edges
+    where a prompt leaves what was held before it (branch points); PERIODIC a state at every multiple of N tokens; FULL
+    the window rows of every token, from which a resume at any edge replays the last CSA group; FULL_OVERLAP the overlap
+    at each block's end too, so that nothing is replayed."""
 
     ZERO = "zero"
     ENDPOINTS = "endpoints"
     PERIODIC = "periodic"
+    FULL = "full"
+    FULL_OVERLAP = "full+overlap"
 
 
 DEFAULT_POLICY = "endpoints"
+POLICY_NAMES = "zero, endpoints, periodic:N, full, full+overlap"
+
+ENDPOINT_STATES = 3
+"""States that one prompt keeps under `endpoints` at most: its last usable edge, its output's last edge, one branch point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,7 @@ class WindowPolicy:
 
     @classmethod
     def parse(cls, text: str, profile: Profile) -> WindowPolicy:
-        """Raises InvalidArgument for anything but `zero`, `endpoints` and `periodic:N`, N a multiple of a block."""
+        """Raises InvalidArgument for anything but the policies in POLICY_NAMES, N a multiple of a block."""
         return cls._parse(text, profile.block_tokens)
 
     @classmethod
@@ -40,7 +48,7 @@ class WindowPolicy:
 
     @classmethod
     def _parse(cls, text: str, unit: int) -> WindowPolicy:
-        if text in ("zero", "endpoints"):
+        if text != WindowKind.PERIODIC and text in tuple(WindowKind):
             return cls(WindowKind(text))
         name, colon, number = text.partition(":")
         if name == "periodic" and colon and number.isascii() and number.isdecimal() and len(number) <= 12:
@@ -53,7 +61,7 @@ class WindowPolicy:
             "unknown window-state policy",
             field="policy",
             value=text,
-            allowed=f"zero, endpoints, periodic:N with N {block}",
+            allowed=f"{POLICY_NAMES}, with N {block}",
         )
 
     def __str__(self) -> str:
@@ -64,15 +72,30 @@ class WindowPolicy:
         """Whether the last edge of the output goes to SSD."""
         return self.kind is WindowKind.ENDPOINTS
 
-    def pool_edges(self, profile: Profile, *, prompt_tokens: int, after: int) -> tuple[int, ...]:
-        """Edges > `after` inside the prompt whose state goes to the pool: under every policy the last usable one."""
-        edge = last_usable_edge(profile, prompt_tokens)
-        return (edge,) if edge > after else ()
+    @property
+    def rows(self) -> bool:
+        """Whether the window rows of every token go to SSD."""
+        return self.kind in (WindowKind.FULL, WindowKind.FULL_OVERLAP)
 
-    def ssd_edges(self, profile: Profile, *, prompt_tokens: int, after: int) -> tuple[int, ...]:
+    @property
+    def rows_overlap(self) -> bool:
+        """Whether the overlap at each block's end goes with the rows."""
+        return self.kind is WindowKind.FULL_OVERLAP
+
+    def pool_edges(
+        self, profile: Profile, *, prompt_tokens: int, after: int, branch_at: int = 0
+    ) -> tuple[int, ...]:
+        """Edges > `after` inside the prompt whose state goes to the pool, ascending: under every policy the last usable
+        one and the branch point, if there is one (0: none)."""
+        edges = {branch_at, last_usable_edge(profile, prompt_tokens)}
+        return tuple(sorted(edge for edge in edges if edge > after))
+
+    def ssd_edges(
+        self, profile: Profile, *, prompt_tokens: int, after: int, branch_at: int = 0
+    ) -> tuple[int, ...]:
         """Edges > `after` inside the prompt whose state goes to SSD, ascending."""
         if self.kind is WindowKind.ENDPOINTS:
-            return self.pool_edges(profile, prompt_tokens=prompt_tokens, after=after)
+            return self.pool_edges(profile, prompt_tokens=prompt_tokens, after=after, branch_at=branch_at)
         if self.kind is WindowKind.PERIODIC:
             first = (after // self.every_tokens + 1) * self.every_tokens
             return tuple(range(first, prompt_tokens + 1, self.every_tokens))
@@ -85,3 +108,83 @@ def last_usable_edge(profile: Profile, prompt_tokens: int) -> int:
     0 when there is none (n <= block_tokens).
     """
     return max(prompt_tokens - 1, 0) // profile.block_tokens * profile.block_tokens
+
+
+# ---- the disk's share for states -------------------------------------------------------------------------------
+
+
+def prompt_states_bytes(policy: WindowPolicy, profile: Profile, prompt_tokens: int) -> int:
+    """Bytes of states and rows that one prompt keeps on SSD at most, once all of it is stored."""
+    match policy.kind:
+        case WindowKind.ZERO:
+            return 0
+        case WindowKind.ENDPOINTS:
+            return ENDPOINT_STATES * profile.state_bytes
+        case WindowKind.PERIODIC:
+            return prompt_tokens // policy.every_tokens * profile.state_bytes
+        case WindowKind.FULL | WindowKind.FULL_OVERLAP:
+            return prompt_tokens // profile.block_tokens * _rows_bytes(policy, profile)
+
+
+def share_tokens(policy: WindowPolicy, profile: Profile, *, share_bytes: int, longest_tokens: int) -> int:
+    """Of how many tokens a share of `share_bytes` holds the states; 0 where the policy keeps none. Under `endpoints` a
+    prompt counts as one of `longest_tokens`, the most that the service takes."""
+    match policy.kind:
+        case WindowKind.ZERO:
+            return 0
+        case WindowKind.ENDPOINTS:
+            return share_bytes // (ENDPOINT_STATES * profile.state_bytes) * longest_tokens
+        case WindowKind.PERIODIC:
+            return share_bytes // profile.state_bytes * policy.every_tokens
+        case WindowKind.FULL | WindowKind.FULL_OVERLAP:
+            return share_bytes // _rows_bytes(policy, profile) * profile.block_tokens
+
+
+def check_share(policy: WindowPolicy, profile: Profile, *, share_bytes: int, longest_tokens: int) -> None:
+    """Raise PolicyTooLarge, with the arithmetic, where the states of one prompt of `longest_tokens` tokens do not fit a
+    share of `share_bytes`."""
+    needed = prompt_states_bytes(policy, profile, longest_tokens)
+    if needed <= share_bytes:
+        return
+    held = share_tokens(policy, profile, share_bytes=share_bytes, longest_tokens=longest_tokens)
+    raise PolicyTooLarge(
+        f"the states of one prompt do not fit the disk's share for states: {_sum(policy, profile, longest_tokens)} = "
+        f"{needed:,} B; the share is {share_bytes:,} B and holds the states of {held:,} tokens",
+        field="policy",
+        value=policy,
+        allowed=f"{_fitting(profile, share_bytes, longest_tokens)}; or a larger `disk` or `states_share`, or a smaller "
+        "`prompt_tokens`",
+    )
+
+
+def _rows_bytes(policy: WindowPolicy, profile: Profile) -> int:
+    return profile.rows_overlap_block_bytes if policy.rows_overlap else profile.rows_block_bytes
+
+
+def _sum(policy: WindowPolicy, profile: Profile, tokens: int) -> str:
+    """The product that `prompt_states_bytes` works out, in words."""
+    if policy.kind is WindowKind.ENDPOINTS:
+        return f"{ENDPOINT_STATES} states of {profile.state_bytes:,} B"
+    if policy.kind is WindowKind.PERIODIC:
+        count = tokens // policy.every_tokens
+        return f"{tokens:,} tokens / {policy.every_tokens:,} = {count:,} states of {profile.state_bytes:,} B"
+    size = profile.block_tokens
+    count = tokens // size
+    return f"{tokens:,} tokens / {size} = {count:,} blocks with {_rows_bytes(policy, profile):,} B of window rows"
+
+
+def _fitting(profile: Profile, share_bytes: int, longest_tokens: int) -> str:
+    """Policies that the share has room for."""
+    fits = ["zero"]
+    if ENDPOINT_STATES * profile.state_bytes <= share_bytes:
+        fits.append("endpoints")
+    states = share_bytes // profile.state_bytes
+    if states:
+        # The smallest N with longest // N <= states.
+        least = longest_tokens // (states + 1) + 1
+        unit = profile.block_tokens
+        fits.append(f"periodic:N with N >= {-(-least // unit) * unit}")
+    for kind in (WindowKind.FULL, WindowKind.FULL_OVERLAP):
+        if prompt_states_bytes(WindowPolicy(kind), profile, longest_tokens) <= share_bytes:
+            fits.append(kind.value)
+    return ", ".join(fits)

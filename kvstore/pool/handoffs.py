@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -61,6 +62,7 @@ class _Entry:
     namespace: NamespaceDigest
     handoff: Handoff | None
     length: int
+    seconds: float
     deadline: float
     takes_left: int
     out: set[int] = field(default_factory=set)
@@ -69,9 +71,10 @@ class _Entry:
 class HandoffTable:
     """Handoffs within a byte budget and a count. `now` is monotonic seconds. Not thread-safe: one owner.
 
-    A ticket can be taken `takes` times. A take that is not confirmed comes back and can be taken again, so that a
-    failed worker can be replaced. The last confirmation frees the bytes; the ticket itself is remembered to its
-    deadline, so that one take too many is told apart from a ticket that never was.
+    A ticket can be taken `takes` times. A take that is not confirmed comes back and can be taken again, for as long as a
+    new handoff waits even where the ticket's first deadline has passed meanwhile, so that a worker that fails late can be
+    replaced. The last confirmation frees the bytes. Of the last `max_tickets` tickets that ended it is remembered how,
+    so that one take too many, or one too late, is told apart from a ticket that never was.
     """
 
     def __init__(
@@ -95,6 +98,8 @@ class HandoffTable:
         self._max_tickets = max_tickets
         self._entries: dict[bytes, _Entry] = {}
         self._takes: dict[int, Take] = {}
+        # Of tickets that are over: their namespace, and whether all takes were used up.
+        self._ended: OrderedDict[bytes, tuple[NamespaceDigest, bool]] = OrderedDict()
         self._bytes = self._next_take = 0
         self._stored = self._confirmed = self._returned = self._expired = self._refused = 0
 
@@ -146,7 +151,7 @@ class HandoffTable:
         ticket = self._random_bytes(TICKET_BYTES)
         assert len(ticket) == TICKET_BYTES, "the randomness callable returns as many bytes as asked"
         assert ticket not in self._entries, "128 random bits do not repeat"
-        self._entries[ticket] = _Entry(namespace, handoff, length, now + seconds, takes)
+        self._entries[ticket] = _Entry(namespace, handoff, length, seconds, now + seconds, takes)
         self._bytes += length
         self._stored += 1
         return ticket
@@ -157,33 +162,24 @@ class HandoffTable:
         self._return_late_takes(now)
         entry = self._entries.get(ticket)
         if entry is None:
+            self._refuse_ended(ticket, namespace)
             raise UnknownTicket(
-                "no such ticket: never given, or past its deadline and forgotten",
+                "no such ticket: never given here, dropped by a clear or a restart, or forgotten long since",
                 field="ticket",
                 value=ticket,
                 allowed="the ticket of a handoff that is here",
             )
-        if entry.namespace != namespace:
-            raise UnknownTicket(
-                "the ticket is of another namespace",
-                field="ticket",
-                value=ticket,
-                allowed="tickets of the namespace named",
-            )
+        _check_namespace(ticket, entry.namespace, namespace)
+        if entry.takes_left == 0:
+            raise _used_up(ticket)
         if entry.deadline <= now:
-            raise UnknownTicket(
-                "the ticket is past its deadline",
-                field="ticket",
-                value=ticket,
-                allowed="tickets before their deadline",
-            )
+            raise _late(ticket)
         if entry.takes_left <= len(entry.out):
-            used_up = entry.takes_left == 0
             raise LimitExceeded(
-                "all takes of this ticket are used up" if used_up else "all takes of this ticket are out",
+                "all takes of this ticket are out",
                 field="ticket",
                 value=ticket,
-                allowed="no more takes" if used_up else "takes that come back unconfirmed",
+                allowed="takes that come back unconfirmed",
             )
         assert entry.handoff is not None, "a handoff is kept while it has takes"
         self._next_take += 1
@@ -207,6 +203,25 @@ class HandoffTable:
             self._free(entry)
         self._forget_if_over(take.ticket, entry, now)
         return True
+
+    def drop(self, ticket: bytes, namespace: NamespaceDigest, now: float) -> bool:
+        """Nobody will take it any more: its takes count as used up, but for those that are out. Whether it
+        was here."""
+        entry = self._entries.get(ticket)
+        if entry is None or entry.namespace != namespace or not entry.takes_left:
+            return False
+        entry.takes_left = len(entry.out)
+        if not entry.takes_left:
+            self._free(entry)
+        entry.deadline = min(entry.deadline, now)
+        self._forget_if_over(ticket, entry, now)
+        return True
+
+    def give_back(self, take_id: int, now: float) -> None:
+        """The take did not reach its taker. One that has ended already is left alone."""
+        take = self._takes.get(take_id)
+        if take is not None:
+            self._return(take, now)
 
     def end_session(self, session: str, now: float) -> int:
         """Its takes come back. How many."""
@@ -264,23 +279,59 @@ class HandoffTable:
             take = next(iter(self._takes.values()))
             if take.deadline > now:
                 break
-            self._return(take, now)
+            self._return(take, take.deadline)
+            self._forget_if_over(take.ticket, self._entries[take.ticket], now)
 
     def _return(self, take: Take, now: float) -> None:
         del self._takes[take.take_id]
         entry = self._entries[take.ticket]
         entry.out.discard(take.take_id)
+        # Whoever replaces the worker that failed has as long to take it as that worker had.
+        entry.deadline = max(entry.deadline, now + entry.seconds)
         self._returned += 1
-        self._forget_if_over(take.ticket, entry, now)
 
     def _forget_if_over(self, ticket: bytes, entry: _Entry, now: float) -> None:
         if entry.deadline <= now and not entry.out:
             del self._entries[ticket]
+            self._ended[ticket] = entry.namespace, entry.takes_left == 0
+            if len(self._ended) > self._max_tickets:
+                self._ended.popitem(last=False)
             self._expired += entry.handoff is not None
             self._free(entry)
+
+    def _refuse_ended(self, ticket: bytes, namespace: NamespaceDigest) -> None:
+        if ticket in self._ended:
+            theirs, used_up = self._ended[ticket]
+            _check_namespace(ticket, theirs, namespace)
+            raise _used_up(ticket) if used_up else _late(ticket)
 
     def _free(self, entry: _Entry) -> None:
         if entry.handoff is not None:
             self._bytes -= entry.length
             entry.handoff = None
             entry.takes_left = 0
+
+
+def _check_namespace(ticket: bytes, theirs: NamespaceDigest, named: NamespaceDigest) -> None:
+    if theirs != named:
+        raise UnknownTicket(
+            "the ticket is of another namespace",
+            field="ticket",
+            value=ticket,
+            allowed="tickets of the namespace named",
+        )
+
+
+def _used_up(ticket: bytes) -> LimitExceeded:
+    return LimitExceeded(
+        "all takes of this ticket are used up", field="ticket", value=ticket, allowed="no more takes"
+    )
+
+
+def _late(ticket: bytes) -> UnknownTicket:
+    return UnknownTicket(
+        "the ticket is past its deadline",
+        field="ticket",
+        value=ticket,
+        allowed="tickets before their deadline",
+    )

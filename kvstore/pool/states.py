@@ -102,9 +102,7 @@ class StatePool:
         """
         length = state.length
         held = self._find(namespace, key)
-        if held is not None and (
-            held.pins or not (held.state.lineage is Lineage.BOUNDED and state.lineage is Lineage.EXACT)
-        ):
+        if held is not None and not self._is_over(held, now) and not _may_replace(held, state.lineage):
             return True
         if length > self._budget - self._pinned_bytes:
             self._refused += 1
@@ -133,9 +131,10 @@ class StatePool:
         self._rank((namespace, key), entry)
         return entry.state
 
-    def contains(self, namespace: NamespaceDigest, key: BlockKey, *, now: float) -> bool:
+    def lacks(self, namespace: NamespaceDigest, key: BlockKey, lineage: Lineage, *, now: float) -> bool:
+        """Whether a `put` of this lineage would be taken in: nothing is held there, or what EXACT bytes may replace."""
         entry = self._find(namespace, key)
-        return entry is not None and not self._is_over(entry, now)
+        return entry is None or self._is_over(entry, now) or _may_replace(entry, lineage)
 
     def held_along(
         self, namespace: NamespaceDigest, keys: Sequence[BlockKey], *, block_tokens: int, now: float
@@ -292,3 +291,7 @@ class StatePool:
         if entry.pins:
             self._pinned -= 1
             self._pinned_bytes -= entry.length
+
+
+def _may_replace(entry: _Entry, lineage: Lineage) -> bool:
+    return lineage is Lineage.EXACT and entry.state.lineage is Lineage.BOUNDED and not entry.pins

@@ -162,6 +162,13 @@ def rows_needed(profile: Profile, edge: int, *, overlap: bool) -> RowsNeeded:
     return RowsNeeded(first, last - first + 1, state_at)
 
 
+def rows_edge(profile: Profile, state_at: int) -> tuple[int, bool]:
+    """(edge, overlap): the inverse of `rows_needed(...).state_at`, for profiles whose blocks are longer than the overlap."""
+    if state_at > 0 and state_at % profile.block_tokens == 0:
+        return state_at, True
+    return (state_at // profile.block_tokens + 1) * profile.block_tokens, False
+
+
 @dataclass(frozen=True, slots=True)
 class LayerSlice:
     """Layers [first_layer, end_layer) of a block, which lie at bytes [offset, end) of its payload."""

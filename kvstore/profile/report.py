@@ -59,11 +59,12 @@ def _policies(p: Profile) -> dict[str, dict[str, float]]:
     for blocks in PERIODS_IN_BLOCKS:
         rows[f"periodic:{blocks * p.block_tokens}"] = p.state_bytes / (blocks * p.block_tokens)
     rows["full"] = p.rows_block_bytes / p.block_tokens
+    rows["full+overlap"] = p.rows_overlap_block_bytes / p.block_tokens
     report = {
         name: {"bytes_per_token": value, "times_blocks": value / p.bytes_per_token}
         for name, value in rows.items()
     }
-    # Two states a request, whatever its length: no figure per token without a length.
+    # Two states a request, whatever its length, and one more at each branch point: no figure per token without a length.
     report["endpoints"] = {"bytes_per_request": 2.0 * p.state_bytes}
     return report
 

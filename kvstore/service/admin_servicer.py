@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from kvstore.core import NamespaceInfo
 from kvstore.errors import InvalidArgument
 from kvstore.service import encode
 from kvstore.service.engine import Engine
@@ -53,7 +54,7 @@ class AdminServicer(cache_pb2_grpc.AdminServicer):
     @answering
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Context) -> pb.Namespace:
         digest = encode.take_digest(request.namespace)
-        return encode.put_namespace(await self._engine.registry.set_policy(digest, request.policy))
+        return self._put(await self._engine.registry.set_policy(digest, request.policy))
 
     @answering
     async def DropStates(self, request: pb.DropStatesRequest, context: Context) -> pb.DropStatesReply:
@@ -70,6 +71,7 @@ class AdminServicer(cache_pb2_grpc.AdminServicer):
     async def ListNamespaces(
         self, request: pb.ListNamespacesRequest, context: Context
     ) -> pb.ListNamespacesReply:
-        return pb.ListNamespacesReply(
-            namespaces=[encode.put_namespace(info) for info in self._engine.core.namespaces()]
-        )
+        return pb.ListNamespacesReply(namespaces=[self._put(info) for info in self._engine.core.namespaces()])
+
+    def _put(self, info: NamespaceInfo) -> pb.Namespace:
+        return encode.put_namespace(info, share_tokens=self._engine.core.share_tokens(info))

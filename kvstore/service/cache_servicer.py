@@ -3,24 +3,25 @@
 # ruff: noqa: N802 -- the methods have the names of the wire contract
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import Any
 
 import grpc.aio
 
 from kvstore.core import ReserveItem
-from kvstore.errors import InvalidArgument, UnknownLease, UnknownReservation
+from kvstore.errors import InvalidArgument, UnknownReservation
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.service import encode
-from kvstore.service.engine import NO_SESSION, Engine, LeasedItems
-from kvstore.service.frames import Cutter, Incoming, Receiver
+from kvstore.service.delivery import send_head
+from kvstore.service.engine import Engine
+from kvstore.service.fetch_calls import FetchCalls
+from kvstore.service.frames import Incoming, Receiver
 from kvstore.service.handoff_calls import HandoffCalls
-from kvstore.service.reader import Read
+from kvstore.service.lookup_calls import LookupCalls
 from kvstore.service.session import SESSION_METADATA, Session
 from kvstore.service.status import Context, answering
 from kvstore.service.uploads import Upload
 from kvstore.service.waiting import until_end
-from kvstore.types import BlockKey, Checks, ItemKind
+from kvstore.types import BlockKey, Checks
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import cache_pb2_grpc
 
@@ -29,6 +30,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._handoffs = HandoffCalls(engine)
+        self._lookups = LookupCalls(engine)
+        self._fetches = FetchCalls(engine)
 
     def check_ready(self) -> None:
         self._engine.check_ready()
@@ -50,25 +53,17 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             request.adapter,
             request.tenant_salt,
         )
-        return encode.put_namespace(
-            await self._engine.registry.open(request.name, identity, request.policy or None)
-        )
+        info = await self._engine.registry.open(request.name, identity, request.policy or None)
+        return encode.put_namespace(info, share_tokens=self._engine.core.share_tokens(info))
 
     @answering
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupReply:
-        found = self._engine.lookup(
-            encode.take_digest(request.namespace),
-            encode.split_keys(request.keys, most=self._engine.config.keys),
-            prompt_tokens=request.prompt_tokens,
-            costs=encode.take_costs(request.costs),
-            lease=request.lease,
-            session=self._session(context).id if request.lease else NO_SESSION,
-        )
-        return pb.LookupReply(
-            plan=encode.put_plan(found.plan),
-            lease_id=found.lease_id or 0,
-            lease_seconds=self._engine.core.lease_seconds if found.lease_id else 0.0,
-            blocks_held=found.coverage.blocks,
+        return await self._lookups.look(request, self._session(context) if request.lease else None, context)
+
+    @answering
+    async def EndFlight(self, request: pb.EndFlightRequest, context: Context) -> pb.EndFlightReply:
+        return pb.EndFlightReply(
+            was_open=self._engine.flights.end(request.flight_id, self._session(context).id)
         )
 
     @answering
@@ -79,44 +74,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     @answering
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:
-        session = self._session(context)
-        leased = LeasedItems(
-            self._engine,
-            self._engine.lease(request.lease_id, session.id),
-            first_block=request.first_block,
-            block_count=request.block_count,
-            state=request.state,
-        )
-        cutter = Cutter[pb.ItemHeader]()
         with self._engine.activity.transfer():
-            async with aclosing(self._engine.reader.read(leased.items(), leased)) as reads:
-                number = 0
-                async for read in reads:
-                    header = _header(leased.place_of(number), read)
-                    for headers, data in cutter.add(header, b"" if read.payload is None else read.payload):
-                        await self._send(
-                            context, session, request.lease_id, pb.ItemFrame(items=headers, data=data)
-                        )
-                    number += 1
-                for headers, data in cutter.rest():
-                    await self._send(
-                        context, session, request.lease_id, pb.ItemFrame(items=headers, data=data)
-                    )
-
-    async def _send(self, context: Context, session: Session, lease_id: int, frame: pb.ItemFrame) -> None:
-        """One frame under a lease that holds: a reader slower than its lease gets an error, and never other bytes."""
-        lease = self._engine.lease(lease_id, session.id)
-        await until_end(
-            context.write(frame),
-            session=session,
-            seconds=lease.deadline - self._engine.time.monotonic(),
-            late=lambda: UnknownLease(
-                "the lease ended before its bytes were taken; look up again",
-                field="lease_id",
-                value=lease_id,
-                allowed=f"fetching within {self._engine.core.lease_seconds:g} s",
-            ),
-        )
+            await self._fetches.fetch(request, self._session(context), context)
 
     # ---- writing ------------------------------------------------------------------------------------------------
 
@@ -125,6 +84,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         session = self._session(context)
         items = [_reserve_item(item, f"items[{index}]") for index, item in enumerate(request.items)]
         result = self._engine.reserve(session, encode.take_digest(request.namespace), items)
+        if (number := result.reservation_id) is not None:
+            await send_head(context, undo=lambda: self._engine.abort(number, session))
         return pb.ReserveReply(
             reservation_id=result.reservation_id or 0,
             outcomes=[pb.ReserveOutcome.Name(each.outcome) for each in result.outcomes],
@@ -229,21 +190,10 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     ) -> pb.ConfirmHandoffReply:
         return pb.ConfirmHandoffReply(was_out=self._handoffs.confirm(request.take_id, self._session(context)))
 
-
-def _header(place: tuple[ItemKind, int], read: Read) -> pb.ItemHeader:
-    kind, index = place
-    if read.item is None or read.payload is None:
-        return pb.ItemHeader(kind=pb.ItemKind.Name(kind), index=index, missing=True)
-    checks = read.item.checks
-    return pb.ItemHeader(
-        kind=pb.ItemKind.Name(kind),
-        index=index,
-        length=memoryview(read.payload).nbytes,
-        crc32=checks.crc32,
-        xxh3_64=checks.xxh3_64,
-        has_xxh3=checks.has_xxh3,
-        lineage=encode.put_lineage(read.item.lineage),
-    )
+    @answering
+    async def DropHandoff(self, request: pb.DropHandoffRequest, context: Context) -> pb.DropHandoffReply:
+        self._session(context)
+        return pb.DropHandoffReply(was_here=self._handoffs.drop(request))
 
 
 def _reserve_item(item: pb.ReserveItem, at: str) -> ReserveItem:
@@ -254,7 +204,7 @@ def _reserve_item(item: pb.ReserveItem, at: str) -> ReserveItem:
         item.position,
         item.length,
         to_pool=item.to_pool,
-        to_ssd=item.to_ssd or item.kind == pb.ItemKind.BLOCK,
+        to_ssd=item.to_ssd or item.kind in (pb.ItemKind.BLOCK, pb.ItemKind.WINDOW_ROWS),
         lineage=encode.take_lineage(item.lineage, field=f"{at}.lineage"),
     )
 

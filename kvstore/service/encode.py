@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from kvstore.core import NamespaceInfo
+from dataclasses import fields
+
+from kvstore.core import LookupResult, NamespaceInfo
 from kvstore.errors import InvalidArgument, LimitExceeded, ProfileError
-from kvstore.plan.base import Alternative, Costs, RestorePlan
+from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan
 from kvstore.profile.base import Profile
 from kvstore.types import KEY_BYTES, Exactness, ItemKind, Lineage, StateSource
 from kvstore.v1 import cache_pb2 as pb
 
 MAX_COST_SECONDS = 1e6
+
+COVERAGE_EDGES = 256
+"""Edges of each kind that a reply names."""
+
+_RATES = tuple(field.name for field in fields(Costs))
 
 _SOURCES: dict[StateSource, pb.StateSource] = {
     StateSource.POOL: pb.POOL,
@@ -17,6 +24,11 @@ _SOURCES: dict[StateSource, pb.StateSource] = {
     StateSource.ROWS: pb.ROWS,
     StateSource.REPLAY: pb.REPLAY,
     StateSource.NONE: pb.NONE,
+}
+_KINDS: dict[ItemKind, pb.ItemKind] = {
+    ItemKind.BLOCK: pb.BLOCK,
+    ItemKind.STATE: pb.STATE,
+    ItemKind.ROWS: pb.WINDOW_ROWS,
 }
 _EXACTNESS: dict[Exactness, pb.Exactness] = {Exactness.EXACT: pb.EXACT, Exactness.BOUNDED: pb.BOUNDED}
 
@@ -60,6 +72,10 @@ def take_kind(value: int, *, field: str) -> ItemKind:
         ) from None
 
 
+def put_kind(kind: ItemKind) -> pb.ItemKind:
+    return _KINDS[kind]
+
+
 def take_lineage(value: int, *, field: str) -> Lineage:
     try:
         return Lineage(value)
@@ -82,19 +98,32 @@ def take_seconds(value: float, *, field: str, high: float) -> float:
 
 
 def take_costs(message: pb.Costs) -> Costs:
-    """The caller's rates; what is zero is ours."""
-    own = Costs()
-    values = {}
-    for field in (
-        "seconds_per_layer_token",
-        "seconds_per_ssd_byte",
-        "seconds_per_memory_byte",
-        "seconds_per_fetch",
-        "seconds_per_index_entry",
-    ):
-        value = take_seconds(getattr(message, field), field=f"costs.{field}", high=MAX_COST_SECONDS)
-        values[field] = value or getattr(own, field)
-    return Costs(**values)
+    """The caller's rates; zero where it knows none."""
+    return Costs(
+        **{
+            name: take_seconds(getattr(message, name), field=f"costs.{name}", high=MAX_COST_SECONDS)
+            for name in _RATES
+        }
+    )
+
+
+def put_costs(costs: Costs) -> pb.Costs:
+    return pb.Costs(**{name: getattr(costs, name) for name in _RATES})
+
+
+def take_exactness(value: int) -> Exactness | None:
+    """None where the caller leaves it to the model's profile."""
+    if value == pb.EXACTNESS_UNSPECIFIED:
+        return None
+    for exactness, known in _EXACTNESS.items():
+        if known == value:
+            return exactness
+    raise InvalidArgument(
+        "unknown exactness",
+        field="exactness",
+        value=value,
+        allowed="0 (unspecified), EXACT (1) or BOUNDED (2)",
+    )
 
 
 def take_profile(message: pb.Profile) -> Profile:
@@ -149,11 +178,36 @@ def put_plan(plan: RestorePlan) -> pb.RestorePlan:
     )
 
 
+def put_coverage(coverage: Coverage) -> pb.Coverage:
+    """With the deepest COVERAGE_EDGES of each kind."""
+    return pb.Coverage(
+        blocks=coverage.blocks,
+        pool_states=coverage.pool_states[-COVERAGE_EDGES:],
+        checkpoints=coverage.checkpoints[-COVERAGE_EDGES:],
+        rows=coverage.rows[-COVERAGE_EDGES:],
+        rows_overlap=coverage.rows_overlap[-COVERAGE_EDGES:],
+        branch_at=coverage.branch_at,
+    )
+
+
+def put_lookup(found: LookupResult, *, lease_seconds: float) -> pb.LookupReply:
+    """All of the reply that the core's answer decides; what is in flight is left unset."""
+    return pb.LookupReply(
+        plan=put_plan(found.plan),
+        lease_id=found.lease_id or 0,
+        lease_seconds=lease_seconds if found.lease_id else 0.0,
+        blocks_held=found.coverage.blocks,
+        coverage=put_coverage(found.coverage),
+        costs=put_costs(found.costs),
+    )
+
+
 def put_lineage(lineage: Lineage) -> pb.Lineage:
     return pb.Lineage.LINEAGE_EXACT if lineage is Lineage.EXACT else pb.Lineage.LINEAGE_BOUNDED
 
 
-def put_namespace(info: NamespaceInfo) -> pb.Namespace:
+def put_namespace(info: NamespaceInfo, *, share_tokens: int) -> pb.Namespace:
+    """`share_tokens`: of how many tokens the states' share holds the states."""
     profile = info.profile
     return pb.Namespace(
         name=info.name,
@@ -163,4 +217,5 @@ def put_namespace(info: NamespaceInfo) -> pb.Namespace:
         block_tokens=profile.block_tokens,
         block_bytes=profile.block_bytes,
         state_bytes=profile.state_bytes,
+        states_share_tokens=share_tokens,
     )

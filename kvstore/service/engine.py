@@ -23,10 +23,13 @@ from kvstore.core import (
     ReserveItem,
     ReserveResult,
 )
+from kvstore.core.flights import FlightTable
 from kvstore.errors import Draining, KvstoreError, LimitExceeded, Unavailable
 from kvstore.plan.base import Costs
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.service.activity import Activity
+from kvstore.service.flights import Flights
+from kvstore.service.rates import Rates
 from kvstore.service.reader import Reader
 from kvstore.service.registry import Registry
 from kvstore.service.session import Session, Sessions
@@ -35,7 +38,7 @@ from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.uploads import Upload, Uploads
 from kvstore.service.writer import Writer
 from kvstore.store.base import Place, RecordLog
-from kvstore.types import BootId, ItemKind, NamespaceDigest, Tier
+from kvstore.types import BootId, Exactness, ItemKind, NamespaceDigest, Tier
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +68,11 @@ class Engine:
         self.core = core
         self.handoffs = handoffs
         self.reader = reader
+        self.rates = Rates(reader.rate)
         self.time = time
         self.staging = Staging(config.staging_bytes)
         self.uploads = Uploads(self.staging)
+        self.flights = Flights(FlightTable(seconds=core.reservation_seconds), time.monotonic)
         self.sessions = Sessions(boot=boot, limit=config.sessions, on_end=self._end_session)
         self.activity = Activity(self._open_work)
         self.counts: Counter[str] = Counter()
@@ -116,19 +121,31 @@ class Engine:
         costs: Costs,
         session: str,
         lease: bool,
+        exactness: Exactness | None = None,
+        counted: bool = True,
     ) -> LookupResult:
+        """As Core.lookup. Rates of `costs` that are zero are not known, and completed; only those that come with a lease
+        are remembered for others. `exactness` None: EXACT, but for models that were trained for a bounded replay.
+        `counted` False: for a look whose answer nobody is given."""
         if lease:
             self.check_open()
+        info = self.core.namespace(namespace)
+        is_bounded = info.profile.bounded_is_trained if exactness is None else exactness is Exactness.BOUNDED
         found = self.core.lookup(
             namespace,
             keys,
             prompt_tokens=prompt_tokens,
-            costs=costs,
+            costs=self.rates.complete(info.digest, costs),
             session=session,
             lease=lease,
+            exact_only=not is_bounded,
             now_mono=self.time.monotonic(),
             now_wall=self.time.wall(),
         )
+        if lease:
+            self.rates.report(info.digest, costs)
+        if not counted:
+            return found
         counts, plan = self.counts, found.plan
         counts["lookups_total"] += 1
         counts["lookup_tokens_total"] += prompt_tokens
@@ -198,10 +215,10 @@ class Engine:
         finally:
             self.uploads.end(upload.reservation_id)
             self.activity.note()
+        self.flights.published(upload.namespace, report.visible)
         self.counts["committed_items_total"] += len(report.visible)
         self.counts["committed_bytes_total"] += report.bytes
-        limit = int(self.config.states_share * self.config.disk)
-        self.writer.room.discard(places_of(self.core.states_over_share(limit)))
+        self.writer.room.discard(places_of(self.core.states_over_share(self.config.states_share_bytes)))
         return report
 
     def abort(self, reservation_id: int, session: Session) -> bool:
@@ -235,6 +252,7 @@ class Engine:
     async def drain(self, seconds: float) -> int:
         """Refuse new work from now on; what is still open when all has ended or the time is over."""
         self.draining = True
+        self.flights.close()
         return await self.activity.wait_idle(seconds)
 
     # ---- ends ---------------------------------------------------------------------------------------------------
@@ -244,6 +262,7 @@ class Engine:
         self.core.end_session(session.id, now)
         self.uploads.end_where(lambda upload: upload.session == session.id)
         self.handoffs.end_session(session.id, now)
+        self.flights.end_session(session.id)
         self.activity.note()
 
     def expire(self) -> None:
@@ -253,6 +272,7 @@ class Engine:
         self.core.expire_reservations(now)
         self.uploads.end_where(lambda upload: upload.deadline <= now)
         self.handoffs.expire(now)
+        self.flights.expire()
         self.core.pool.expire(now)
         self.activity.note()
 
@@ -293,6 +313,10 @@ class LeasedItems:
         self._first = first_block
         self._blocks = block_count
         self._state = state
+        # What the window state is made of, as headers name it.
+        self._state_names: list[tuple[ItemKind, int]] = [
+            (kind, number) for number, kind, _ in lease.states if kind is ItemKind.ROWS
+        ] or [(ItemKind.STATE, lease.state_at)]
         engine.core.check_fetch(lease, first_block=first_block, block_count=block_count, want_state=state)
 
     def items(self) -> Iterator[FetchItem | None]:
@@ -314,19 +338,15 @@ class LeasedItems:
         """Kind and index, as an item's header names them, of item `number`."""
         if number < self._blocks:
             return ItemKind.BLOCK, self._first + number
-        return ItemKind.STATE, self._lease.state_at
+        return self._state_names[number - self._blocks]
 
     async def settled(self) -> None:
         await self._engine.writer.room.settled()
 
     def again(self, number: int) -> FetchItem | None:
-        is_block = number < self._blocks
-        [item] = self._list(
-            first_block=self._first + number if is_block else 0,
-            block_count=int(is_block),
-            want_state=not is_block,
-        )
-        return item
+        if number < self._blocks:
+            return self._list(first_block=self._first + number, block_count=1, want_state=False)[0]
+        return self._list(first_block=0, block_count=0, want_state=True)[number - self._blocks]
 
     def damaged(self, item: FetchItem) -> None:
         self._engine.damaged(self._lease.namespace, item)

@@ -26,6 +26,7 @@ def figures(engine: Engine) -> dict[str, float]:
     handoffs = engine.handoffs.statistics()
     space = engine.writer.room.space
     counts = engine.counts
+    flights = engine.flights
     values: dict[str, float] = {
         "ready": engine.ready,
         "draining": engine.draining,
@@ -36,7 +37,9 @@ def figures(engine: Engine) -> dict[str, float]:
         "bounded_blocks": core.bounded_blocks,
         "states_ssd": core.ssd_states,
         "states_ssd_bytes": core.ssd_state_bytes,
-        "states_ssd_budget_bytes": int(engine.config.states_share * engine.config.disk),
+        "states_ssd_budget_bytes": engine.config.states_share_bytes,
+        "rows_ssd": core.rows,
+        "rows_ssd_bytes": core.rows_bytes,
         "states_pool": pool.states,
         "states_pool_bytes": pool.bytes,
         "states_pool_budget_bytes": pool.budget_bytes,
@@ -60,6 +63,13 @@ def figures(engine: Engine) -> dict[str, float]:
         "leases": core.leases,
         "reservations": core.reservations,
         "reserved_items": core.in_flight,
+        "flights": len(flights.table),
+        "flight_blocks": flights.table.keys,
+        "flights_waiting": flights.waiting,
+        "flights_total": flights.table.announced_total,
+        "flights_refused_total": flights.table.unannounced_total,
+        "flights_waited_total": flights.waited_total,
+        "flights_inherited_total": flights.inherited_total,
         "uploads": len(engine.uploads),
         "staged_bytes": engine.staging.held_bytes,
         "staged_budget_bytes": engine.staging.limit_bytes,
@@ -67,6 +77,7 @@ def figures(engine: Engine) -> dict[str, float]:
         "fetching_bytes": engine.reader.gate.held_bytes,
         "fetch_refused_total": engine.reader.gate.refused_total,
         "disk_read_payload_bytes_total": engine.reader.read_bytes_total,
+        "ssd_read_seconds_per_byte": engine.reader.rate.seconds_per_byte,
         "jobs_waiting": engine.writer.waiting,
         "commits_total": engine.writer.commits_total,
         "commits_failed_total": engine.writer.failed_commits_total,

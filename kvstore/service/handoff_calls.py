@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc.aio
 
 from kvstore.errors import GeometryMismatch, InvalidArgument, LimitExceeded, UnknownTicket
-from kvstore.pool.handoffs import TICKET_BYTES, Handoff
+from kvstore.pool.handoffs import TICKET_BYTES, Handoff, Take
 from kvstore.profile.layout import state_layout
 from kvstore.service import encode
 from kvstore.service.engine import Engine
@@ -117,7 +117,22 @@ class HandoffCalls:
                 value=request.ticket,
                 allowed=f"{TICKET_BYTES} bytes",
             )
-        take = engine.handoffs.take(request.ticket, namespace, session.id, engine.time.monotonic())
+        now = engine.time.monotonic()
+        take = engine.handoffs.take(request.ticket, namespace, session.id, now)
+        delivered = False
+        try:
+            await self._send(take, namespace, session, context, deadline=now + engine.core.lease_seconds)
+            delivered = True
+        finally:
+            if not delivered:
+                engine.handoffs.give_back(take.take_id, engine.time.monotonic())
+                engine.activity.note()
+
+    async def _send(
+        self, take: Take, namespace: bytes, session: Session, context: Context, *, deadline: float
+    ) -> None:
+        """All of it by `deadline`: a take lasts as long as decoding may, its bytes are not waited for as long."""
+        engine = self._engine
         handoff = take.handoff
         payload = memoryview(handoff.payload)
         header = pb.HandoffHeader(
@@ -136,14 +151,20 @@ class HandoffCalls:
             await until_end(
                 context.write(frame),
                 session=session,
-                seconds=take.deadline - engine.time.monotonic(),
+                seconds=min(deadline, take.deadline) - engine.time.monotonic(),
                 late=lambda: UnknownTicket(
-                    "the take ended before its bytes were taken",
+                    "the handoff's bytes were not taken in time, and the take is given back",
                     field="ticket",
-                    value=request.ticket,
-                    allowed="taking it within the take's deadline",
+                    value=take.ticket,
+                    allowed=f"all of it within {engine.core.lease_seconds:g} s",
                 ),
             )
+
+    def drop(self, request: pb.DropHandoffRequest) -> bool:
+        namespace = self._engine.core.namespace(encode.take_digest(request.namespace)).digest
+        was_here = self._engine.handoffs.drop(request.ticket, namespace, self._engine.time.monotonic())
+        self._engine.activity.note()
+        return was_here
 
     def confirm(self, take_id: int, session: Session) -> bool:
         was_out = self._engine.handoffs.confirm(take_id, session.id, self._engine.time.monotonic())

@@ -31,16 +31,36 @@ def split_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+HELP = {
+    "states_ssd": "window states on SSD: whole states and rows of blocks",
+    "states_ssd_bytes": "bytes of window states on SSD, rows included",
+    "states_ssd_budget_bytes": "the disk's share for window states",
+    "rows_ssd": "blocks whose window rows are on SSD",
+    "rows_ssd_bytes": "bytes of window rows on SSD",
+    "ssd_read_seconds_per_byte": "as reads for clients took lately; 0 before the first one",
+    "flights": "announcements of sessions that they compute blocks",
+    "flight_blocks": "blocks that sessions have announced to compute",
+    "flights_waiting": "lookups that wait for blocks of another session's flight",
+    "flights_refused_total": "flights that were not opened for want of room",
+    "flights_waited_total": "lookups that waited for another session's flight",
+    "flights_inherited_total": "flights opened by a lookup whose owner had ended with blocks missing",
+    "handoff_takes_out": "handoffs on loan to workers, until they confirm",
+    "stored_states_total": "window states that became visible on SSD, rows included",
+    "stored_rows_total": "window rows of blocks that became visible on SSD",
+    "plans_rows_total": "lookups whose plan resumes from window rows",
+    "retention_attained_share": "blocks that left at their time, of all that left by time or for want of room",
+}
+"""What the names of the figures alone do not say."""
+
+
 class _Figures(Collector):
     def __init__(self, snapshot: Callable[[], Mapping[str, float]]) -> None:
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
         for name, value in self._snapshot().items():
-            if name.endswith("_total"):
-                yield CounterMetricFamily(f"kvstore_{name}", name.replace("_", " "), value=value)
-            else:
-                yield GaugeMetricFamily(f"kvstore_{name}", name.replace("_", " "), value=value)
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield family(f"kvstore_{name}", HELP.get(name, name.replace("_", " ")), value=value)
 
 
 class MetricsPage:

@@ -10,8 +10,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvstore.clock import Clock
 from kvstore.core.base import FetchItem
 from kvstore.errors import DeviceError, LimitExceeded
+from kvstore.service.rates import ReadRate
 from kvstore.store.base import RecordKind, RecordLog
 from kvstore.types import BytesLike
 
@@ -114,10 +116,12 @@ class _Batch:
 class Reader:
     """Reads lists of items. Any number of fetches at once; the executor's threads bound the reads under way."""
 
-    def __init__(self, store: RecordLog, *, executor: Executor, gate: ReadGate) -> None:
+    def __init__(self, store: RecordLog, *, executor: Executor, gate: ReadGate, clock: Clock) -> None:
         self._log = store
         self._executor = executor
+        self._clock = clock
         self.gate = gate
+        self.rate = ReadRate()
         self.read_bytes_total = 0
 
     async def read(self, items: Iterable[FetchItem | None], sources: Sources) -> AsyncGenerator[Read, None]:
@@ -204,19 +208,23 @@ class Reader:
 
     def _read(self, wanted: list[FetchItem]) -> list[bytes | None]:
         """In a reader thread. What the device cannot read is None like what is damaged: a miss for whoever asked."""
+        places = [
+            (item.place, item.item.key, RecordKind(item.item.kind))
+            for item in wanted
+            if item.place is not None
+        ]
+        start = self._clock.monotonic()
         try:
-            return self._log.read(
-                [
-                    (item.place, item.item.key, RecordKind(item.item.kind))
-                    for item in wanted
-                    if item.place is not None
-                ]
-            )
+            payloads = self._log.read(places)
         except DeviceError as error:
             log.warning("could not read %d items: %s", len(wanted), error)
             if len(wanted) == 1:
                 return [None]
             return [payload for item in wanted for payload in self._read([item])]
+        length = sum(len(payload) for payload in payloads if payload is not None)
+        if length:
+            self.rate.note(length, self._clock.monotonic() - start)
+        return payloads
 
 
 def _cut(items: Iterable[FetchItem | None]) -> Iterator[_Batch]:

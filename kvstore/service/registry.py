@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.core import Cleared, Core, NamespaceInfo, describe
-from kvstore.policy.window import WindowPolicy
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.service.writer import Writer
 from kvstore.store.base import Found, Place, Record, RecordKind, RecordLog
@@ -75,9 +74,9 @@ class Registry:
             self._places[info.digest] = place
 
     async def set_policy(self, digest: bytes, text: str) -> NamespaceInfo:
-        """Durable when it returns. Raises InvalidArgument for a policy that the profile does not allow."""
+        """Durable when it returns. Raises as Core.set_policy."""
         info = self._core.namespace(digest)
-        policy = str(WindowPolicy.parse(text, info.profile))
+        policy = str(self._core.check_policy(digest, text))
 
         async def change() -> NamespaceInfo:
             await self._writer.room.make(len(policy))

@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from kvstore.clock import Clock, SystemClock
 from kvstore.config import ServiceConfig
 from kvstore.core import Core, Limits, LoadReport
+from kvstore.errors import PolicyTooLarge
 from kvstore.policy.window import WindowPolicy
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.pool.states import StatePool
@@ -214,6 +215,7 @@ class _Service:
             log.info("stopping: no new work, up to %g s for what is under way", GRACE_SECONDS)
             await self._set_health(_NOT_SERVING)
             engine.draining = True
+            engine.flights.close()
             listener.close()
             left = await engine.activity.wait_idle(
                 GRACE_SECONDS - LAST_CALLS_SECONDS, quiet_seconds=QUIET_SECONDS
@@ -235,7 +237,13 @@ class _Service:
             longest_lease_seconds=max(3600.0, config.lease),
             reservation_seconds=config.lease,
             default_policy=config.policy,
-            limits=Limits(keys=config.keys, leases=config.leases, reserved_items=config.keys),
+            states_share_bytes=config.states_share_bytes,
+            limits=Limits(
+                keys=config.keys,
+                leases=config.leases,
+                reserved_items=config.keys,
+                prompt_tokens=config.prompt_tokens,
+            ),
         )
         fetch_bytes = min(max(config.staging_bytes // 2, FETCH_BYTES_MIN), FETCH_BYTES_MAX)
         engine = Engine(
@@ -244,9 +252,9 @@ class _Service:
             store=self._store,
             core=core,
             handoffs=HandoffTable(
-                config.handoff_bytes, random_bytes=secrets.token_bytes, take_seconds=config.lease
+                config.handoff_bytes, random_bytes=secrets.token_bytes, take_seconds=config.take
             ),
-            reader=Reader(self._store, executor=reader_threads, gate=ReadGate(fetch_bytes)),
+            reader=Reader(self._store, executor=reader_threads, gate=ReadGate(fetch_bytes), clock=self._time),
             time=self._time,
         )
         writer = Writer(
@@ -267,12 +275,21 @@ class _Service:
             thread, lambda: engine.core.load(recovery.records, recovery.policies, now_wall=engine.time.wall())
         )
         engine.registry.load(recovery.records)
+        self._warn_of_policies(engine)
         engine.writer.room.discard(report.discard)
         # A million records are not kept for the sake of what follows.
         self._recovery = Recovery(
             (), {}, recovery.fresh, recovery.rebuilt, recovery.torn_bytes, recovery.damaged_records
         )
         return report
+
+    def _warn_of_policies(self, engine: Engine) -> None:
+        """A namespace keeps the policy that it has, also where the disk or the longest prompt are others now."""
+        for info in engine.core.namespaces():
+            try:
+                engine.core.check_share(info)
+            except PolicyTooLarge as error:
+                log.warning("namespace %r keeps its policy, which would be refused now: %s", info.name, error)
 
     def _server(self, engine: Engine) -> grpc.aio.Server:
         server = grpc.aio.server(

@@ -72,7 +72,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What opening found. `records` are BLOCK, STATE and NAMESPACE in sequence order, without those that a later
+    """What opening found. `records` are BLOCK, STATE, ROWS and NAMESPACE in sequence order, without those that a later
     CLEAR covers and without older copies of the same (namespace, key, kind). `fresh`: the directory was empty.
     `rebuilt`: the catalogue was lost or damaged, and everything came from the log."""
 

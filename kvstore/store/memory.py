@@ -15,7 +15,7 @@ from kvstore.store.space import largest_batch, segment_bytes_for
 from kvstore.store.table import COUNTERS
 from kvstore.types import BlockKey, NamespaceDigest
 
-_COVERED = (RecordKind.BLOCK, RecordKind.STATE)
+_COVERED = (RecordKind.BLOCK, RecordKind.STATE, RecordKind.ROWS)
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from kvstore.store.format import (
 _NAME = re.compile(r"segment-([0-9a-f]{16})\.log\Z")
 TEMPORARY_SUFFIX = ".tmp"
 
-CACHED_KINDS = frozenset({int(RecordKind.BLOCK), int(RecordKind.STATE)})
+CACHED_KINDS = frozenset({int(RecordKind.BLOCK), int(RecordKind.STATE), int(RecordKind.ROWS)})
 """What a CLEAR covers. A namespace's description and policy stay."""
 
 

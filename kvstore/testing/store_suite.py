@@ -226,6 +226,7 @@ class StoreSuite:
         log, _ = bench.open()
         described = make_record("describes", b"description", kind=RecordKind.NAMESPACE)
         log.append([described, make_record("before", b"1"), make_record("gone", b"2", kind=RecordKind.STATE)])
+        log.append([make_record("gone", b"2", kind=RecordKind.ROWS)])
         log.append([make_record("elsewhere", b"3", namespace="other")])
         log.put_policy(described.namespace, "full")
         log.append(
@@ -235,19 +236,23 @@ class StoreSuite:
                 make_record("after", b"5"),
             ]
         )
-        log.append([make_record("before", b"6")])
+        log.append([make_record("before", b"6"), make_record("before", b"7", kind=RecordKind.ROWS)])
         for _ in range(3):
             log.close()
             log, recovery = bench.open()
-            assert {found.key for found in recovery.records} == {
-                described.key,
-                digest("elsewhere"),
-                digest("after"),
-                digest("before"),
+            assert {(found.key, found.kind) for found in recovery.records} == {
+                (described.key, RecordKind.NAMESPACE),
+                (digest("elsewhere"), RecordKind.BLOCK),
+                (digest("after"), RecordKind.BLOCK),
+                (digest("before"), RecordKind.BLOCK),
+                (digest("before"), RecordKind.ROWS),
             }
             assert recovery.policies == {described.namespace: "full"}
-            before = next(found for found in recovery.records if found.key == digest("before"))
-            assert log.read([(before.place, before.key, before.kind)]) == [b"6"]
+            both = sorted(
+                (found for found in recovery.records if found.key == digest("before")),
+                key=lambda found: found.kind,
+            )
+            assert log.read([(found.place, found.key, found.kind) for found in both]) == [b"6", b"7"]
         log.close()
 
     def test_cleared_records_stay_gone_when_segments_are_cleaned_and_reclaimed(

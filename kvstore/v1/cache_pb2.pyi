@@ -479,6 +479,20 @@ class ConfirmHandoffReply(_message.Message):
     was_out: bool
     def __init__(self, was_out: bool = ...) -> None: ...
 
+class DropHandoffRequest(_message.Message):
+    __slots__ = ("namespace", "ticket")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    ticket: bytes
+    def __init__(self, namespace: _Optional[bytes] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+
+class DropHandoffReply(_message.Message):
+    __slots__ = ("was_here",)
+    WAS_HERE_FIELD_NUMBER: _ClassVar[int]
+    was_here: bool
+    def __init__(self, was_here: bool = ...) -> None: ...
+
 class StatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

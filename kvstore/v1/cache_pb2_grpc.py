@@ -94,6 +94,11 @@ class CacheStub(object):
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.ConfirmHandoffRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_cache__pb2.ConfirmHandoffReply.FromString,
                 _registered_method=True)
+        self.DropHandoff = channel.unary_unary(
+                '/kvstore.v1.Cache/DropHandoff',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.DropHandoffRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.DropHandoffReply.FromString,
+                _registered_method=True)
 
 
 class CacheServicer(object):
@@ -187,6 +192,13 @@ class CacheServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DropHandoff(self, request, context):
+        """Nobody will take it any more: what is not out now is gone. Dropping it twice does nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -249,6 +261,11 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.ConfirmHandoff,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.ConfirmHandoffRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_cache__pb2.ConfirmHandoffReply.SerializeToString,
+            ),
+            'DropHandoff': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropHandoff,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.DropHandoffRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.DropHandoffReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -575,6 +592,33 @@ class Cache(object):
             '/kvstore.v1.Cache/ConfirmHandoff',
             kvstore_dot_v1_dot_cache__pb2.ConfirmHandoffRequest.SerializeToString,
             kvstore_dot_v1_dot_cache__pb2.ConfirmHandoffReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropHandoff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Cache/DropHandoff',
+            kvstore_dot_v1_dot_cache__pb2.DropHandoffRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.DropHandoffReply.FromString,
             options,
             channel_credentials,
             insecure,

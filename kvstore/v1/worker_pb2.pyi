@@ -167,6 +167,18 @@ class GenerateEvent(_message.Message):
     spans: _containers.RepeatedCompositeFieldContainer[Span]
     def __init__(self, kind: _Optional[_Union[GenerateEvent.Kind, str]] = ..., token: _Optional[int] = ..., logits: _Optional[bytes] = ..., at_seconds: _Optional[float] = ..., prefix: _Optional[_Union[PrefixReport, _Mapping]] = ..., stored: _Optional[_Union[StoreReport, _Mapping]] = ..., ticket: _Optional[bytes] = ..., model: _Optional[bytes] = ..., sample: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
+class DiscardRequest(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    def __init__(self, ticket: _Optional[bytes] = ...) -> None: ...
+
+class DiscardReply(_message.Message):
+    __slots__ = ("was_here",)
+    WAS_HERE_FIELD_NUMBER: _ClassVar[int]
+    was_here: bool
+    def __init__(self, was_here: bool = ...) -> None: ...
+
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

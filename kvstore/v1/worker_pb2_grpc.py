@@ -270,6 +270,11 @@ class WorkerStub(object):
                 request_serializer=kvstore_dot_v1_dot_worker__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_worker__pb2.WorkerDescription.FromString,
                 _registered_method=True)
+        self.Discard = channel.unary_unary(
+                '/kvstore.v1.Worker/Discard',
+                request_serializer=kvstore_dot_v1_dot_worker__pb2.DiscardRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_worker__pb2.DiscardReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -282,6 +287,13 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Discard(self, request, context):
+        """Nobody will go on from this prefill: its handoff is dropped from the store. Anything else stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -289,6 +301,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=kvstore_dot_v1_dot_worker__pb2.DescribeRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_worker__pb2.WorkerDescription.SerializeToString,
+            ),
+            'Discard': grpc.unary_unary_rpc_method_handler(
+                    servicer.Discard,
+                    request_deserializer=kvstore_dot_v1_dot_worker__pb2.DiscardRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_worker__pb2.DiscardReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -319,6 +336,33 @@ class Worker(object):
             '/kvstore.v1.Worker/Describe',
             kvstore_dot_v1_dot_worker__pb2.DescribeRequest.SerializeToString,
             kvstore_dot_v1_dot_worker__pb2.WorkerDescription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Discard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Worker/Discard',
+            kvstore_dot_v1_dot_worker__pb2.DiscardRequest.SerializeToString,
+            kvstore_dot_v1_dot_worker__pb2.DiscardReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -95,6 +95,15 @@ class Raw:
     def commit(self, reservation_id: int) -> pb.CommitReply:
         return self.call("Commit", pb.CommitRequest(reservation_id=reservation_id))
 
+    def store_items(self, namespace: pb.Namespace, items: Sequence[pb.ReserveItem]) -> pb.CommitReply:
+        """All of them, of which the service must have none."""
+        reply = self.reserve(namespace, items)
+        assert set(reply.outcomes) == {pb.GRANTED}, reply
+        self.write(
+            reply.reservation_id, {i: payload_of(item.key, item.length) for i, item in enumerate(items)}
+        )
+        return self.commit(reply.reservation_id)
+
     def store(
         self,
         chain: Chain,
@@ -107,16 +116,13 @@ class Raw:
         """Blocks [first, last) and the states at the ends of the blocks in `states`."""
         items = [chain.block(i) for i in range(first, len(chain.keys) if last is None else last)]
         items += [chain.state(i, pool=pool) for i in states]
-        reply = self.reserve(chain.namespace, items)
-        assert set(reply.outcomes) == {pb.GRANTED}, reply
-        self.write(
-            reply.reservation_id, {i: payload_of(item.key, item.length) for i, item in enumerate(items)}
-        )
-        return self.commit(reply.reservation_id)
+        return self.store_items(chain.namespace, items)
 
     # ---- reading --------------------------------------------------------------------------------------------
 
-    def lookup(self, chain: Chain, *, lease: bool = True, prompt_tokens: int | None = None) -> pb.LookupReply:
+    def lookup(
+        self, chain: Chain, *, lease: bool = True, prompt_tokens: int | None = None, **changed: Any
+    ) -> pb.LookupReply:
         tokens = (
             len(chain.keys) * chain.namespace.block_tokens + 1 if prompt_tokens is None else prompt_tokens
         )
@@ -124,11 +130,14 @@ class Raw:
         return self.call(
             "Lookup",
             pb.LookupRequest(
-                namespace=chain.namespace.digest,
-                keys=b"".join(chain.keys[:whole]),
-                prompt_tokens=tokens,
-                costs=EAGER,
-                lease=lease,
+                **{
+                    "namespace": chain.namespace.digest,
+                    "keys": b"".join(chain.keys[:whole]),
+                    "prompt_tokens": tokens,
+                    "costs": EAGER,
+                    "lease": lease,
+                    **changed,
+                }
             ),
         )
 
@@ -186,9 +195,24 @@ class Chain:
             lineage=pb.LINEAGE_EXACT,
         )
 
+    def rows(self, index: int, *, overlap: bool = False, **changed: Any) -> pb.ReserveItem:
+        """The window rows of block `index`."""
+        profile = get_profile(self.namespace.profile.name)
+        return pb.ReserveItem(
+            **{
+                "kind": pb.WINDOW_ROWS,
+                "key": self.keys[index],
+                "position": (index + 1) * self.namespace.block_tokens,
+                "length": profile.rows_overlap_block_bytes if overlap else profile.rows_block_bytes,
+                "lineage": pb.LINEAGE_EXACT,
+                **changed,
+            }
+        )
+
     def is_right(self, header: pb.ItemHeader, data: bytes) -> bool:
         """Whether these are the bytes of the item that the header names, and the header's checksum is theirs."""
-        index = header.index if header.kind == pb.BLOCK else header.index // self.namespace.block_tokens - 1
+        is_state = header.kind == pb.STATE
+        index = header.index // self.namespace.block_tokens - 1 if is_state else header.index
         return data == payload_of(self.keys[index], header.length) and header.crc32 == zlib.crc32(data)
 
 
@@ -220,7 +244,11 @@ def put_handoff(raw: Raw, namespace: pb.Namespace, payload: bytes, **header: Any
         **header,
     }
     first = pb.HandoffHeader(namespace=namespace.digest, **fields)
-    return raw.call("PutHandoff", iter([pb.HandoffFrame(header=first, data=payload)]))
+    parts = [payload[at : at + FRAME_BYTES] for at in range(0, len(payload), FRAME_BYTES)] or [b""]
+    frames = (
+        pb.HandoffFrame(header=None if number else first, data=part) for number, part in enumerate(parts)
+    )
+    return raw.call("PutHandoff", frames)
 
 
 def frame_of(number: int, data: bytes, **item: Any) -> pb.WriteFrame:

@@ -14,10 +14,12 @@ import google_crc32c
 import pytest
 
 from kvstore.prefix.identity import NamespaceIdentity
+from kvstore.prefix.keys import block_keys
 from kvstore.profile.registry import get_profile
 from kvstore.store.format import FORMAT_VERSION
 from kvstore.store.identity import IDENTITY_NAME
-from kvstore_client import CacheClient
+from kvstore.types import ItemKind
+from kvstore_client import CacheClient, Costs, ReserveItem
 from tests.support.service import ServiceProcess, running_service, short_directory
 
 
@@ -65,6 +67,8 @@ def test_stats_policy_clear_and_drain_answer_in_text_and_json(
     assert _kvstore("policy", "set", "chat", "periodic:64", *where).returncode == 0
     after = json.loads(_kvstore("policy", "show", *where, "--json").stdout)
     assert after["chat"]["policy"] == "periodic:64"
+    assert after["chat"]["states_share_tokens"] % 64 == 0
+    assert after["chat"]["states_share_tokens"] > 1 << 20
 
     file = tmp_path / "stats.json"
     stats = _kvstore("stats", *where, "--json", str(file))
@@ -78,6 +82,209 @@ def test_stats_policy_clear_and_drain_answer_in_text_and_json(
     assert json.loads(_kvstore("drain", *where, "--timeout", "1s", "--json").stdout) == {"left_open": 0}
 
 
+def test_a_policy_is_set_with_how_many_tokens_the_states_share_holds(service: ServiceProcess) -> None:
+    _open_tiny(service)
+    where = ("--dir", str(service.directory))
+    for policy in ("full", "full+overlap", "endpoints"):
+        done = _kvstore("policy", "set", "chat", policy, *where)
+        assert done.returncode == 0, done.stderr
+        shown = json.loads(_kvstore("policy", "show", *where, "--json").stdout)["chat"]
+        assert shown["policy"] == policy
+        assert f"holds the states of {shown['states_share_tokens']:,} tokens" in done.stdout
+        table = _kvstore("policy", "show", *where).stdout
+        assert "share holds" in table
+        assert f"{shown['states_share_tokens']:,} tokens" in table
+    assert "no states" in _kvstore("policy", "set", "chat", "zero", *where).stdout
+
+
+def test_a_policy_that_does_not_fit_is_refused_with_the_arithmetic_and_what_is_offered_fits() -> None:
+    with running_service(disk=256 << 20) as service:
+        _open_tiny(service)
+        where = ("--dir", str(service.directory))
+        rows = get_profile("tiny").rows_block_bytes
+        refused = _kvstore("policy", "set", "chat", "full", *where)
+        _refused(
+            refused, "policy=full", "1,048,576", f"{rows:,} B", f"{(1 << 15) * rows:,} B", "states_share"
+        )
+        offered = re.search(r"periodic:N with N >= ([0-9]+)", refused.stderr)
+        assert offered is not None
+        assert _kvstore("policy", "set", "chat", f"periodic:{offered[1]}", *where).returncode == 0
+        _refused(_kvstore("policy", "set", "chat", f"periodic:{int(offered[1]) - 32}", *where), "periodic")
+
+
+def _store_eight_blocks(service: ServiceProcess) -> list[int]:
+    """Blocks [0, 256) of the tokens, a state at 256 on SSD and one at 192 in the pool; the tokens are 300."""
+    tokens, size = list(range(300)), 32
+    with CacheClient(service.directory, owner="test") as client:
+        identity = NamespaceIdentity(profile=get_profile("tiny"), weights_revision="w", numerics="n")
+        chat = client.open_namespace(identity, name="chat")
+        keys = block_keys(chat.digest, tokens[:256], block_tokens=size)
+        items = [
+            ReserveItem(
+                kind=ItemKind.BLOCK, key=key, parent=parent, position=(i + 1) * size, length=chat.block_bytes
+            )
+            for i, (key, parent) in enumerate(zip(keys, [chat.digest, *keys], strict=False))
+        ]
+        for number, to_ssd in ((7, True), (5, False)):
+            position = (number + 1) * size
+            items.append(
+                ReserveItem(
+                    kind=ItemKind.STATE,
+                    key=keys[number],
+                    position=position,
+                    length=chat.state_bytes,
+                    to_ssd=to_ssd,
+                    to_pool=not to_ssd,
+                )
+            )
+        with client.reserve(chat.digest, items) as reservation:
+            reservation.write({i: bytes(items[i].length) for i in reservation.granted})
+            reservation.commit()
+    return tokens
+
+
+def test_a_plan_is_explained_as_the_service_made_it(service: ServiceProcess, tmp_path: Path) -> None:
+    tokens = _store_eight_blocks(service)
+    where = ("--dir", str(service.directory), "--namespace", "chat")
+    file = tmp_path / "prompt.json"
+    file.write_text(json.dumps({"tokens": tokens}))
+    done = _kvstore("plan", *where, "--tokens", str(file), "--what-if", "100")
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "a prompt of 300 tokens, 9 whole blocks",
+        "8 of 9 blocks",
+        "a state at 192",
+        "CHECKPOINT, EXACT",
+    ):
+        assert words in done.stdout
+    assert done.stdout.count("chosen") == done.stdout.count("runner-up\n") == 1
+
+    document = json.loads(
+        _kvstore("plan", *where, "--tokens", str(file), "--what-if", "100", "--json").stdout
+    )
+    with CacheClient(service.directory, owner="test") as client:
+        digest = client.namespaces()[0].digest
+        keys = block_keys(digest, tokens, block_tokens=32)
+        found = client.lookup(digest, keys, prompt_tokens=300, lease=False)
+        assert client.stats()["leases"] == 0, "a plan that is explained protects nothing"
+    for name, way in (("chosen", found.plan.chosen), ("runner_up", found.plan.runner_up)):
+        assert way is not None
+        told = document[name]
+        assert (told["state_source"], told["compute_from"], told["state_at"], told["seconds"]) == (
+            way.state_source,
+            way.compute_from,
+            way.state_at,
+            way.seconds,
+        )
+    assert document["ways"][0] == document["chosen"]
+    assert document["runner_up"] in document["ways"]
+    assert document["coverage"]["pool_states"] == [192]
+    assert document["rates"]["seconds_per_layer_token"] == found.costs.seconds_per_layer_token
+    turns = {each["policy"]: each["next_turn"] for each in document["policies"]}
+    assert turns["full"]["state_source"] == "ROWS"
+    assert turns["zero"]["state_source"] == "REPLAY"
+
+    by_keys = tmp_path / "keys.txt"
+    by_keys.write_text("\n".join(key.hex() for key in keys))
+    same = _kvstore(
+        "plan", *where, "--keys", str(by_keys), "--prompt-tokens", "300", "--what-if", "100", "--json"
+    )
+    assert json.loads(same.stdout) == document
+
+
+def test_a_prompt_that_goes_another_way_saves_the_state_where_it_branches(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    tokens = _store_eight_blocks(service)
+    file = tmp_path / "other.txt"
+    file.write_text(",".join(map(str, [*tokens[:128], *range(1000, 1100)])))
+    asked = ("plan", "--dir", str(service.directory), "--namespace", "chat", "--tokens", str(file))
+    assert "at 128 the prompt leaves what is held" in _kvstore(*asked).stdout
+    exact = json.loads(_kvstore(*asked, "--json").stdout)
+    assert exact["coverage"]["branch_at"] == 128
+    assert (exact["chosen"]["state_source"], exact["exactness"]) == ("REPLAY", "EXACT")
+    assert (exact["save_states"]["pool"], exact["save_states"]["ssd"]) == ([128, 224], [128, 224])
+    bounded = json.loads(_kvstore(*asked, "--exactness", "bounded", "--json").stdout)
+    assert (bounded["chosen"]["replay_tokens"], bounded["exactness"]) == (16, "BOUNDED")
+
+
+def test_under_full_a_plan_reads_rows_and_no_checkpoint(service: ServiceProcess, tmp_path: Path) -> None:
+    tokens = _store_eight_blocks(service)
+    where = ("--dir", str(service.directory))
+    assert _kvstore("policy", "set", "chat", "full", *where).returncode == 0
+    profile = get_profile("tiny")
+    with CacheClient(service.directory, owner="test") as client:
+        digest = client.namespaces()[0].digest
+        keys = block_keys(digest, tokens[:224], block_tokens=32)
+        rows = [
+            ReserveItem(
+                kind=ItemKind.ROWS,
+                key=key,
+                position=(i + 1) * 32,
+                length=profile.rows_block_bytes,
+                to_ssd=True,
+            )
+            for i, key in enumerate(keys)
+        ]
+        with client.reserve(digest, rows) as reservation:
+            reservation.write({i: bytes(rows[i].length) for i in reservation.granted})
+            reservation.commit()
+    file = tmp_path / "prompt.txt"
+    file.write_text(" ".join(map(str, tokens[:230])))
+    done = _kvstore("plan", *where, "--namespace", "chat", "--tokens", str(file), "--json")
+    document = json.loads(done.stdout)
+    chosen = document["chosen"]
+    assert (chosen["state_source"], chosen["compute_from"], chosen["state_at"]) == ("ROWS", 224, 220)
+    assert chosen["bytes_ssd"] == 7 * profile.block_bytes + profile.rows_block_bytes
+    assert document["save_states"]["rows"]
+    assert not document["save_states"]["rows_overlap"]
+    assert document["save_states"]["ssd"] == []
+
+
+def test_a_plan_is_priced_with_the_rates_that_callers_report(service: ServiceProcess, tmp_path: Path) -> None:
+    tokens = _store_eight_blocks(service)
+    file = tmp_path / "prompt.txt"
+    file.write_text(" ".join(map(str, tokens)))
+    with CacheClient(service.directory, owner="worker") as client:
+        digest = client.namespaces()[0].digest
+        rates = Costs(seconds_per_layer_token=3e-3, seconds_per_index_entry=7e-7)
+        client.lookup(digest, block_keys(digest, tokens, block_tokens=32), prompt_tokens=300, costs=rates)
+    done = _kvstore(
+        "plan", "--dir", str(service.directory), "--namespace", "chat", "--tokens", str(file), "--json"
+    )
+    document = json.loads(done.stdout)
+    assert document["rates"]["seconds_per_layer_token"] == 3e-3
+    assert document["rates"]["seconds_per_index_entry"] == 7e-7
+    cold = document["ways"][-1]
+    assert cold["seconds"] == pytest.approx(
+        cold["compute_layer_tokens"] * 3e-3 + cold["index_entries"] * 7e-7
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--namespace", "nobody", "--tokens", "{tokens}"), ("nobody", "chat")),
+        (("--namespace", "chat", "--tokens", "/nonexistent"), ("--tokens=/nonexistent",)),
+        (("--namespace", "chat", "--tokens", "{words}"), ("tokens[1]", "zwei")),
+        (("--namespace", "chat", "--keys", "{tokens}", "--prompt-tokens", "9"), ("keys[0]", "64 hex")),
+        (("--namespace", "chat", "--keys", "{tokens}"), ("--prompt-tokens",)),
+        (("--namespace", "chat", "--tokens", "{tokens}", "--prompt-tokens", "9"), ("--prompt-tokens=9",)),
+        (("--namespace", "chat", "--tokens", "{tokens}", "--what-if", "0"), ("--what-if=0",)),
+        (("--namespace", "chat", "--tokens", "{tokens}", "--what-if", "much"), ("--what-if=much",)),
+    ],
+)
+def test_a_plan_of_what_is_no_prompt_is_refused(
+    service: ServiceProcess, tmp_path: Path, args: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    _open_tiny(service)
+    files = {"tokens": tmp_path / "tokens.txt", "words": tmp_path / "words.txt"}
+    files["tokens"].write_text("1 2 3")
+    files["words"].write_text("1 zwei 3")
+    given = [arg.format(**files) for arg in args]
+    _refused(_kvstore("plan", "--dir", str(service.directory), *given), *words)
+
+
 def test_the_directory_may_come_from_the_environment(service: ServiceProcess) -> None:
     done = _kvstore("stats", "blocks", environ={"KVSTORE_DIR": str(service.directory)})
     assert done.returncode == 0, done.stderr
@@ -87,7 +294,7 @@ def test_the_directory_may_come_from_the_environment(service: ServiceProcess) ->
     ("args", "words"),
     [
         (("policy", "set", "chat", "periodic:33"), ("33", "32")),
-        (("policy", "set", "chat", "sometimes"), ("sometimes", "zero")),
+        (("policy", "set", "chat", "sometimes"), ("sometimes", "zero", "full+overlap")),
         (("policy", "set", "nobody", "zero"), ("nobody", "chat")),
         (("clear", "--namespace", "../chat"), ("../chat",)),
         (("stats", "no-such-figure"), ("no-such-figure",)),

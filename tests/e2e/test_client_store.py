@@ -67,6 +67,7 @@ def test_an_opened_namespace_has_the_profiles_figures(client: CacheClient) -> No
     opened = client.open_namespace(identity, name="figures", policy="zero")
     profile = identity.profile
     assert opened == OpenedNamespace(
+        geometry=profile.geometry(),
         digest=identity.digest(),
         name="figures",
         profile_name="tiny",

@@ -25,7 +25,9 @@ def test_the_demo_serves_every_planned_source_and_changes_no_answer(tmp_path: Pa
             "kvstore.cli.main",
             "demo",
             "--turns",
-            "8",
+            "9",
+            "--trace",
+            str(tmp_path / "trace.json"),
             "--turn-tokens",
             "400",
             "--json",
@@ -43,8 +45,8 @@ def test_the_demo_serves_every_planned_source_and_changes_no_answer(tmp_path: Pa
     assert checks["all_identical"]
     assert checks["max_logit_difference"] == 0
     assert checks["kills"] >= 2
-    assert {"POOL", "CHECKPOINT", "REPLAY"} <= set(checks["sources_seen"])
-    assert len(turns) == 8
+    assert {"POOL", "CHECKPOINT", "ROWS", "REPLAY"} <= set(checks["sources_seen"])
+    assert len(turns) == 9
     assert [t["prompt_tokens"] for t in turns] == sorted(t["prompt_tokens"] for t in turns)
     for turn in turns:
         assert turn["restored_tokens"] + turn["computed_tokens"] == turn["prompt_tokens"]
@@ -63,6 +65,13 @@ def test_the_demo_serves_every_planned_source_and_changes_no_answer(tmp_path: Pa
             "identical",
             "max_logit_difference",
         }
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    bars = [event for event in events if event["ph"] == "X"]
+    assert {event["args"]["turn"] for event in bars} == set(range(1, 10))
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in bars)
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {"prefill", "decode"} <= {name.split()[0] for name in names}
+    assert {"lookup", "restore", "store", "decode"} <= {event["name"] for event in bars}
 
 
 def _children(demo: subprocess.Popen[bytes], count: int) -> list[int]:

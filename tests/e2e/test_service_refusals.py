@@ -83,6 +83,45 @@ def _handoff(**changed: Any) -> Case:
     return lambda raw, namespace: put_handoff(raw, namespace, bytes(size), **changed)
 
 
+def _take(*, before: int = 0, confirmed: bool = False, elsewhere: bool = False, **header: Any) -> Case:
+    """A take of a ticket that may be taken once, after so many that went well; what is left of it is cleared."""
+    size = state_layout(get_profile("tiny"), 45).total_bytes
+
+    def take(raw: Raw, namespace: pb.Namespace, ticket: bytes) -> int:
+        request = pb.TakeHandoffRequest(namespace=namespace.digest, ticket=ticket)
+        return next(frame.header.take_id for frame in list(raw.call("TakeHandoff", request)))
+
+    def call(raw: Raw, namespace: pb.Namespace) -> object:
+        ticket = put_handoff(raw, namespace, bytes(size), crc32=zlib.crc32(bytes(size)), **header).ticket
+        taken = [take(raw, namespace, ticket) for _ in range(before)]
+        named = raw.open("elsewhere") if elsewhere else namespace
+        try:
+            for number in taken if confirmed else ():
+                raw.call("ConfirmHandoff", pb.ConfirmHandoffRequest(take_id=number))
+            return take(raw, named, ticket)
+        finally:
+            raw.admin.Clear(pb.ClearRequest(namespace=namespace.digest), timeout=10)
+
+    return call
+
+
+def _rows(**changed: Any) -> Case:
+    def call(raw: Raw, namespace: pb.Namespace) -> object:
+        return raw.reserve(namespace, [Chain(namespace, 1, seed=13).rows(0, **changed)])
+
+    return call
+
+
+def _large_policy(name: str) -> Case:
+    def call(raw: Raw, namespace: pb.Namespace) -> object:
+        if name == "OpenNamespace":
+            return raw.open("large", profile="flash-slim", tenant_salt="large", policy="full")
+        digest = raw.open("small", profile="flash-slim").digest
+        return raw.admin.SetPolicy(pb.SetPolicyRequest(namespace=digest, policy="full"), timeout=10)
+
+    return call
+
+
 def _open(**changed: Any) -> Case:
     profile = pb.Profile(name="tiny", geometry=get_profile("tiny").geometry())
     return lambda raw, _: raw.call(
@@ -224,6 +263,19 @@ REFUSALS: dict[str, tuple[Case, str, str]] = {
         "UNKNOWN_TICKET",
         "ticket",
     ),
+    "ticket of another namespace": (_take(elsewhere=True), "UNKNOWN_TICKET", "another namespace"),
+    "ticket that is out": (_take(before=1), "LIMIT_EXCEEDED", "are out"),
+    "ticket used too often": (_take(before=1, confirmed=True), "LIMIT_EXCEEDED", "used up"),
+    "ticket used too late": (_take(seconds=1e-6), "UNKNOWN_TICKET", "past its deadline"),
+    "rows for the pool": (_rows(to_pool=True), "INVALID_ARGUMENT", "items[0].to_pool"),
+    "rows of another length": (_rows(length=12), "GEOMETRY_MISMATCH", "20480 or 23552"),
+    "exactness of no kind": (_lookup(exactness=7), "INVALID_ARGUMENT", "exactness"),
+    "policy with too many states for a prompt": (
+        _large_policy("SetPolicy"),
+        "POLICY_TOO_LARGE",
+        "1,048,576 tokens / 128 = 8,192 blocks with 3,214,336 B",
+    ),
+    "the same of a new one": (_large_policy("OpenNamespace"), "POLICY_TOO_LARGE", "the share is"),
     "no name": (_open(name=""), "INVALID_ARGUMENT", "name"),
     "name of 129 characters": (_open(name="n" * 129), "INVALID_ARGUMENT", "name"),
     "no profile": (_open(profile=None), "INVALID_ARGUMENT", "profile"),

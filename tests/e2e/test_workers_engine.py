@@ -32,7 +32,7 @@ B = 32
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[ServiceProcess]:
-    with running_service() as service:
+    with running_service(prompt_tokens=16_384) as service:
         yield service
 
 
@@ -97,7 +97,9 @@ def test_a_second_turn_gives_the_bits_of_a_cold_run_from_every_source(
     assert _left_open(admin) == {"leases": 0, "reservations": 0, "handoff_takes_out": 0}
 
 
-@pytest.mark.parametrize("policy", ["zero", "endpoints", "periodic:64", "periodic:96"])
+@pytest.mark.parametrize(
+    "policy", ["zero", "endpoints", "periodic:64", "periodic:96", "full", "full+overlap"]
+)
 def test_five_turns_of_a_session_give_the_bits_of_cold_runs(
     service: ServiceProcess, admin: CacheClient, salt: str, policy: str
 ) -> None:

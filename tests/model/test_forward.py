@@ -9,7 +9,7 @@ import torch
 
 from kvstore.errors import InvalidArgument
 from kvstore.profile.registry import get_profile
-from kvstore_workers.model import Model, ModelConfig, self_check
+from kvstore_workers.model import Model, ModelConfig, StateStart, self_check
 from kvstore_workers.model.select import scores, top
 
 
@@ -116,15 +116,17 @@ def test_flash_slim_runs_replays_and_resumes_with_the_stored_formats_of_flash(to
     tokens = tokens_of(model, 300, 3)
     states: dict[int, bytes] = {}
     sequence = model.start()
-    whole = model.extend(sequence, tokens, logits="all", on_state=states.__setitem__)
+
+    def keep(edge: int) -> None:
+        states[edge] = sequence.state_at(edge)
+
+    whole = model.extend(sequence, tokens, logits="all", on_edge=keep)
     assert whole is not None
     assert [len(state) for state in states.values()] == [model.profile.state_bytes] * 2
     assert {len(block) for block in blocks_of(sequence)} == {model.profile.block_bytes}
     for restored in (
-        model.replay(
-            blocks=blocks_of(sequence), tokens=tokens[:256], replay_from=0, position=256, state=None
-        ),
-        model.resume(blocks=blocks_of(sequence), state=states[256], position=256),
+        model.restore(position=256, start=None, tokens=tokens[:256], blocks=blocks_of(sequence)),
+        model.restore(position=256, start=StateStart(states[256], 256), blocks=blocks_of(sequence)),
     ):
         assert restored.state() == states[256]
         rest = model.extend(restored, tokens[256:], logits="all")

@@ -7,7 +7,7 @@ import torch
 
 from kvstore.errors import InvalidArgument
 from kvstore.profile.layout import state_layout
-from kvstore_workers.model import Model, Sequence
+from kvstore_workers.model import Model, Sequence, StateStart
 
 LENGTH = 288
 AFTER = 48
@@ -21,19 +21,21 @@ class Run:
         self.tokens = tokens
         self.states: dict[int, bytes] = {}
         self.sequence = model.start()
-        logits = model.extend(self.sequence, tokens, logits="all", on_state=self.states.__setitem__)
+        logits = model.extend(self.sequence, tokens, logits="all", on_edge=self._keep)
         assert logits is not None
         self.logits = logits
         edges = LENGTH // model.profile.block_tokens
         self.blocks = [self.sequence.block_payload(i) for i in range(edges)]
 
+    def _keep(self, edge: int) -> None:
+        self.states[edge] = self.sequence.state_at(edge)
+
     def replay(self, position: int, replay_from: int, state: bytes | None, *, exact: bool = True) -> Sequence:
-        return self.model.replay(
-            blocks=self.blocks[: position // self.model.profile.block_tokens],
-            tokens=self.tokens[replay_from:position],
-            replay_from=replay_from,
+        return self.model.restore(
             position=position,
-            state=state,
+            start=None if state is None else StateStart(state, replay_from),
+            tokens=self.tokens[replay_from:position],
+            blocks=self.blocks[: position // self.model.profile.block_tokens],
             exact=exact,
         )
 
@@ -60,6 +62,20 @@ def _latest(run: Run, position: int) -> int:
 @pytest.mark.parametrize("position", range(32, 256, 32))
 def test_a_triangle_from_nothing_gives_the_original_bytes(run: Run, position: int) -> None:
     run.check(run.replay(position, _latest(run, position), None), position)
+
+
+@pytest.mark.parametrize("position", [32, 128, 224])
+def test_a_rectangle_gives_the_same_bytes_as_the_triangle(run: Run, position: int) -> None:
+    for edge in (None, 32):
+        replay_from = _latest(run, position) if edge is None else edge
+        rectangle = run.model.restore(
+            position=position,
+            start=None if edge is None else StateStart(run.states[edge], edge),
+            tokens=run.tokens[replay_from:position],
+            blocks=run.blocks[: position // run.model.profile.block_tokens],
+            triangular=False,
+        )
+        run.check(rectangle, position)
 
 
 @pytest.mark.parametrize("earlier", [1, 7, 32, 100])
@@ -106,12 +122,8 @@ def test_a_bounded_replay_is_near_but_not_equal(run: Run) -> None:
 def test_a_replay_uses_the_entries_it_is_given(run: Run) -> None:
     position = 224
     damaged = [bytes(len(block)) for block in run.blocks[:7]]
-    replayed = run.model.replay(
-        blocks=damaged,
-        tokens=run.tokens[_latest(run, position) : position],
-        replay_from=_latest(run, position),
-        position=position,
-        state=None,
+    replayed = run.model.restore(
+        position=position, start=None, tokens=run.tokens[_latest(run, position) : position], blocks=damaged
     )
     assert replayed.state() != run.states[position]
     assert [replayed.block_payload(i) for i in range(7)] == damaged
@@ -135,22 +147,22 @@ def test_rows_outside_the_triangle_are_never_read(run: Run, monkeypatch: pytest.
 
 
 def test_arguments_that_do_not_fit_are_refused_by_name(run: Run) -> None:
-    model, tokens = run.model, run.tokens
-    with pytest.raises(InvalidArgument, match="position"):
-        model.replay(blocks=run.blocks[:3], tokens=tokens[:100], replay_from=0, position=100, state=None)
-    with pytest.raises(InvalidArgument, match="tokens"):
-        model.replay(blocks=run.blocks[:3], tokens=tokens[:95], replay_from=0, position=96, state=None)
-    with pytest.raises(InvalidArgument, match="blocks"):
-        model.replay(blocks=run.blocks[:2], tokens=tokens[:96], replay_from=0, position=96, state=None)
-    with pytest.raises(InvalidArgument, match="replay_from"):
-        model.replay(
-            blocks=run.blocks[:3], tokens=tokens[33:96], replay_from=33, position=96, state=run.states[32]
-        )
-    with pytest.raises(InvalidArgument, match="state"):
-        model.replay(blocks=run.blocks[:3], tokens=tokens[32:96], replay_from=32, position=96, state=b"short")
-    with pytest.raises(InvalidArgument, match="tokens"):
-        model.replay(blocks=[], tokens=[], replay_from=1, position=0, state=None)
-    assert (
-        model.replay(blocks=[], tokens=[], replay_from=0, position=0, state=None).state()
-        == model.start().state()
-    )
+    model, tokens, state = run.model, run.tokens, StateStart(run.states[32], 32)
+    with pytest.raises(InvalidArgument, match="position=100"):
+        model.restore(position=100, start=None, tokens=tokens[:100], blocks=run.blocks[:3])
+    with pytest.raises(InvalidArgument, match="tokens=63; allowed: 96 - replay_from 32"):
+        model.restore(position=96, start=state, tokens=tokens[33:96], blocks=run.blocks[:3])
+    with pytest.raises(InvalidArgument, match="tokens=65; allowed: 64 - replay_from 0"):
+        model.restore(position=64, start=None, tokens=tokens[:65], blocks=run.blocks[:2])
+    with pytest.raises(InvalidArgument, match="blocks=2; allowed: 3"):
+        model.restore(position=96, start=None, tokens=tokens[:96], blocks=run.blocks[:2])
+    inside, short = StateStart(run.states[32], 33), StateStart(b"short", 32)
+    with pytest.raises(InvalidArgument, match="replay_from=33"):
+        model.restore(position=96, start=inside, tokens=tokens[33:96], blocks=run.blocks[:3])
+    with pytest.raises(InvalidArgument, match="state=5"):
+        model.restore(position=96, start=short, tokens=tokens[32:96], blocks=run.blocks[:3])
+    with pytest.raises(InvalidArgument, match="replay_from=96; allowed: 0 to"):
+        model.restore(position=96, start=None, blocks=run.blocks[:3])
+    with pytest.raises(InvalidArgument, match="tokens=-1"):
+        model.restore(position=64, start=None, tokens=[*tokens[:63], -1], blocks=run.blocks[:2])
+    assert model.restore(position=0, start=None).state() == model.start().state()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,22 @@ import torch
 
 from kvstore.errors import InvalidArgument
 from kvstore.profile.layout import state_layout
-from kvstore_workers.model import Model
+from kvstore_workers.model import Model, Sequence, StateStart
 
 AFTER = (
     48  # three windows of tiny: an error in the overlap shows only once an entry made from it is attended to
 )
+
+
+def _keeper(sequence: Sequence, states: dict[int, bytes]) -> Callable[[int], None]:
+    def keep(edge: int) -> None:
+        states[edge] = sequence.state_at(edge)
+
+    return keep
+
+
+def _resumed(model: Model, *, blocks: list[bytes], state: bytes, position: int) -> Sequence:
+    return model.restore(position=position, start=StateStart(state, position), blocks=blocks)
 
 
 @pytest.mark.parametrize("name", ["tiny", "quantised"])
@@ -33,7 +45,7 @@ def test_resume_at_every_position_of_three_blocks_continues_bit_for_bit(
         at_once = model.start()
         model.extend(at_once, tokens[:position], logits="none")
         assert at_once.state() == state, f"position {position}"
-        restored = model.resume(blocks=blocks_of(origin), state=state, position=position)
+        restored = _resumed(model, blocks=blocks_of(origin), state=state, position=position)
         assert restored.position == position
         assert restored.state() == state, f"position {position}"
         assert blocks_of(restored) == blocks_of(at_once), f"position {position}"
@@ -58,7 +70,7 @@ def test_a_resume_without_the_overlap_goes_wrong(tiny: Model, tokens_of, blocks_
     for section in state_layout(tiny.profile, position).sections:
         if section.part == "overlap":
             state[section.offset : section.end] = bytes(section.length)
-    restored = tiny.resume(blocks=blocks_of(origin), state=bytes(state), position=position)
+    restored = _resumed(tiny, blocks=blocks_of(origin), state=bytes(state), position=position)
     right = tiny.extend(origin, tokens[position:], logits="all")
     wrong = tiny.extend(restored, tokens[position:], logits="all")
     assert right is not None
@@ -73,18 +85,9 @@ def test_states_at_edges_are_those_of_runs_that_end_there(tiny: Model, tokens_of
     tokens = tokens_of(tiny, 300, 4)
     found: dict[int, bytes] = {}
     sequence = tiny.start()
-    asked: list[int] = []
-
-    def wanted(edge: int) -> bool:
-        asked.append(edge)
-        return edge != 96
-
     for first, last in ((0, 40), (40, 41), (41, 256), (256, 300)):
-        tiny.extend(
-            sequence, tokens[first:last], logits="none", wanted_edges=wanted, on_state=found.__setitem__
-        )
-    assert asked == list(range(32, 300, 32))
-    assert sorted(found) == [edge for edge in asked if edge != 96]
+        tiny.extend(sequence, tokens[first:last], logits="none", on_edge=_keeper(sequence, found))
+    assert list(found) == list(range(32, 300, 32))
     for edge, state in found.items():
         alone = tiny.start()
         tiny.extend(alone, tokens[:edge], logits="none")
@@ -101,11 +104,11 @@ def test_last_edge_state_is_there_for_the_newest_edge_only_if_it_was_computed_he
     assert sequence.last_edge_state() is None
     edges: dict[int, bytes] = {}
     for position in range(20, 200):
-        tiny.extend(sequence, [tokens[position]], logits="none", on_state=edges.__setitem__)
+        tiny.extend(sequence, [tokens[position]], logits="none", on_edge=_keeper(sequence, edges))
         edge = (position + 1) // 32 * 32
         if edge:
             assert sequence.last_edge_state() == (edge, edges[edge]), f"position {position + 1}"
-    restored = tiny.resume(blocks=blocks_of(sequence), state=sequence.state(), position=200)
+    restored = _resumed(tiny, blocks=blocks_of(sequence), state=sequence.state(), position=200)
     assert restored.last_edge_state() is None
     tiny.extend(restored, [1] * 24, logits="none")
     tiny.extend(sequence, [1] * 24, logits="none")
@@ -120,26 +123,20 @@ def test_blocks_that_are_no_tile_keep_their_edges(
     profile = replace(tiny.profile, name="other blocks", block_tokens=block_tokens)
     model = Model.random(replace(tiny.config, profile=profile), seed=1)
     tokens = tokens_of(model, 600, 9)
-    sequence, edges = model.start(), {}
+    sequence, edges = model.start(), dict[int, bytes]()
     for first in range(0, 600, 71):
-        model.extend(sequence, tokens[first : first + 71], logits="none", on_state=edges.__setitem__)
+        model.extend(sequence, tokens[first : first + 71], logits="none", on_edge=_keeper(sequence, edges))
         edge = sequence.position // block_tokens * block_tokens
         assert sequence.last_edge_state() == ((edge, edges[edge]) if edge else None)
     assert sorted(edges) == list(range(block_tokens, 601, block_tokens))
     newest = max(edges)
     blocks = blocks_of(sequence)
     replay_from = max(0, newest - profile.exact_replay_tokens)
-    replayed = model.replay(
-        blocks=blocks,
-        tokens=tokens[replay_from:newest],
-        replay_from=replay_from,
-        position=newest,
-        state=None,
-    )
+    replayed = model.restore(position=newest, start=None, tokens=tokens[replay_from:newest], blocks=blocks)
     assert replayed.state() == edges[newest]
     model.extend(replayed, tokens[newest:], logits="none")
     assert replayed.state() == sequence.state()
-    restored = model.resume(blocks=blocks, state=sequence.state(), position=sequence.position)
+    restored = _resumed(model, blocks=blocks, state=sequence.state(), position=sequence.position)
     assert restored.state() == sequence.state()
 
 
@@ -177,13 +174,13 @@ def test_payloads_that_do_not_fit_are_refused_by_name(tiny: Model, tokens_of, bl
     tiny.extend(sequence, tokens_of(tiny, 70, 8), logits="none")
     blocks, state = blocks_of(sequence), sequence.state()
     with pytest.raises(InvalidArgument, match="blocks"):
-        tiny.resume(blocks=blocks[:1], state=state, position=70)
+        _resumed(tiny, blocks=blocks[:1], state=state, position=70)
     with pytest.raises(InvalidArgument, match=r"blocks\[1\]"):
-        tiny.resume(blocks=[blocks[0], blocks[1][:-1]], state=state, position=70)
+        _resumed(tiny, blocks=[blocks[0], blocks[1][:-1]], state=state, position=70)
     with pytest.raises(InvalidArgument, match="state"):
-        tiny.resume(blocks=blocks, state=state, position=71)
+        _resumed(tiny, blocks=blocks, state=state, position=71)
     with pytest.raises(InvalidArgument, match="position"):
-        tiny.resume(blocks=[], state=state, position=-1)
+        _resumed(tiny, blocks=[], state=state, position=-1)
     with pytest.raises(InvalidArgument, match="index"):
         sequence.block_payload(2)
     with pytest.raises(InvalidArgument, match="index"):

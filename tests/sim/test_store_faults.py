@@ -22,6 +22,7 @@ from kvstore.testing.store_suite import MIB, make_record
 
 BUDGET = 5 * MIB
 NAMESPACES = ("one", "two")
+ITEMS = (RecordKind.BLOCK, RecordKind.STATE, RecordKind.ROWS)
 Identity = tuple[bytes, bytes, RecordKind]
 
 
@@ -80,7 +81,7 @@ class Owed:
 
     @staticmethod
     def _covered(identity: Identity, clear: Record) -> bool:
-        return identity[0] == clear.namespace and identity[2] in (RecordKind.BLOCK, RecordKind.STATE)
+        return identity[0] == clear.namespace and identity[2] in ITEMS
 
 
 class Scenario:
@@ -120,7 +121,7 @@ class Scenario:
         for _ in range(self.random.randint(1, 6)):
             self.number += 1
             size = self.random.choice([0, 100, 3328, 3328, 30_000, 70_000])
-            kind = self.random.choice([RecordKind.BLOCK, RecordKind.BLOCK, RecordKind.STATE])
+            kind = self.random.choice([RecordKind.BLOCK, *ITEMS])
             # The number makes payloads differ, so that bytes from another record can't pass.
             payload = self.number.to_bytes(4, "big") + self.random.randbytes(size)
             records.append(

@@ -20,10 +20,25 @@ EAGER = Costs(seconds_per_layer_token=1.0)
 T = TypeVar("T")
 
 
-def look(client: CacheClient, chain: Chain, *, lease: bool = True) -> Lookup:
+def look(
+    client: CacheClient,
+    chain: Chain,
+    *,
+    lease: bool = True,
+    announce: bool = False,
+    wait_seconds: float = 0.0,
+    costs: Costs = EAGER,
+) -> Lookup:
     """A prompt one token longer than the chain, at eager costs."""
-    n = len(chain.keys) * chain.namespace.block_tokens + 1
-    return client.lookup(chain.namespace.digest, chain.keys, prompt_tokens=n, costs=EAGER, lease=lease)
+    return client.lookup(
+        chain.namespace.digest,
+        chain.keys,
+        prompt_tokens=len(chain.keys) * chain.namespace.block_tokens + 1,
+        costs=costs,
+        lease=lease,
+        announce=announce,
+        wait_seconds=wait_seconds,
+    )
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
@@ -37,15 +52,16 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
 
 class Caller(threading.Thread):
-    """Makes one call beside the test and keeps how it ended."""
+    """Makes one call beside the test and keeps how it ended: `answer` or `error`."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         super().__init__()
         self._call = call
+        self.answer: object = None
         self.error: KvstoreError | None = None
 
     def run(self) -> None:
         try:
-            self._call()
+            self.answer = self._call()
         except KvstoreError as error:
             self.error = error

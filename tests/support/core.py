@@ -91,6 +91,18 @@ class CoreRig:
             lineage=lineage,
         )
 
+    def rows_item(
+        self,
+        keys: Sequence[BlockKey],
+        number: int,
+        *,
+        overlap: bool = False,
+        lineage: Lineage = Lineage.EXACT,
+    ) -> ReserveItem:
+        """The window rows of block `number`."""
+        length = TINY.rows_overlap_block_bytes if overlap else TINY.rows_block_bytes
+        return ReserveItem(keys[number], ItemKind.ROWS, b"", (number + 1) * B, length, lineage=lineage)
+
     def reserve(
         self, items: Sequence[ReserveItem], *, session: str = "w", namespace: NamespaceDigest | None = None
     ) -> ReserveResult:
@@ -128,10 +140,12 @@ class CoreRig:
         *,
         ssd: Iterable[int] = (),
         pool: Iterable[int] = (),
+        rows: Iterable[int] = (),
+        overlap: bool = False,
         lineage: Lineage = Lineage.EXACT,
         namespace: NamespaceDigest | None = None,
     ) -> list[BlockKey]:
-        """All whole blocks of `tokens`, and states at the positions named."""
+        """All whole blocks of `tokens`, states at the positions named, and the rows of the blocks numbered."""
         keys = self.keys(tokens, namespace)
         edges = sorted({*ssd, *pool})
         items = self.block_items(keys, lineage=lineage, namespace=namespace)
@@ -139,6 +153,7 @@ class CoreRig:
             self.state_item(keys, at, pool=at in set(pool), ssd=at in set(ssd), lineage=lineage)
             for at in edges
         ]
+        items += [self.rows_item(keys, number, overlap=overlap, lineage=lineage) for number in rows]
         self.write(items, namespace=namespace)
         return keys
 

@@ -31,7 +31,7 @@ sys.exit(main_blocking(ServiceConfig(**json.loads(sys.argv[1]))))
 """
 
 SMALL: dict[str, Any] = {
-    "disk": 256 << 20,
+    "disk": 4 << 30,
     "segment": 8 << 20,
     "pool": 16 << 20,
     "handoff": 8 << 20,

@@ -19,6 +19,7 @@ from kvstore_workers.model.config import ModelConfig
 from kvstore_workers.model.model import Model
 from kvstore_workers.model.selfcheck import numerics, self_check
 from kvstore_workers.runtime.engine import Engine
+from kvstore_workers.runtime.feed import SLICED_BYTES
 from kvstore_workers.runtime.rates import Rates
 from kvstore_workers.runtime.stop import Stop
 from kvstore_workers.runtime.store import PrefixStore
@@ -29,6 +30,7 @@ from kvstore_workers.runtime.values import (
     Prefixed,
     PrefixReport,
     Request,
+    Span,
     Stored,
     StoreReport,
 )
@@ -59,6 +61,12 @@ def tiny_model() -> Model:
     return model
 
 
+def _twin(model: Model) -> Model:
+    twin = Model.random(model.config, seed=11)
+    twin.decode_tile = model.decode_tile
+    return twin
+
+
 def tokens_of(count: int, *, seed: int) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(tiny_model().config.vocab_size) for _ in range(count)]
@@ -84,9 +92,12 @@ def engine_on(
     costs: Costs = RESTORING_PAYS,
     limits: WriterLimits | None = None,
     flush_seconds: float = 10.0,
+    sliced_bytes: int = SLICED_BYTES,
+    own_model: bool = False,
 ) -> Iterator[Engine]:
-    """An engine whose namespace is its salt's own; client and writer are closed on leaving."""
-    model = tiny_model()
+    """An engine whose namespace is its salt's own; client and writer are closed on leaving. `own_model`: equal to the one
+    of all tests and not shared with them, for engines that run side by side."""
+    model = _twin(tiny_model()) if own_model else tiny_model()
     identity = NamespaceIdentity(
         model.profile, weights_revision=model.weights_revision, numerics=numerics(model), tenant_salt=salt
     )
@@ -95,7 +106,14 @@ def engine_on(
     )
     writer = Writer(store, limits=limits)
     try:
-        yield Engine(model, store=store, writer=writer, clock=SystemClock(), flush_seconds=flush_seconds)
+        yield Engine(
+            model,
+            store=store,
+            writer=writer,
+            clock=SystemClock(),
+            flush_seconds=flush_seconds,
+            sliced_bytes=sliced_bytes,
+        )
     finally:
         ended = writer.close(seconds=20.0)
         store.close()
@@ -120,6 +138,7 @@ class Answer:
     prefix: PrefixReport | None = None
     stored: StoreReport = field(default_factory=StoreReport)
     ticket: bytes = b""
+    spans: list[Span] = field(default_factory=list)
 
     @property
     def same(self) -> tuple[list[int], list[bytes]]:
@@ -141,6 +160,7 @@ def collect(events: Iterable[Event]) -> Answer:
         assert isinstance(event, Prefixed) == (answer.prefix is None), f"{event} before or after PREFIX"
         if isinstance(event, Prefixed):
             answer.prefix = event.report
+            answer.spans += event.spans
         elif isinstance(event, Picked):
             answer.tokens.append(event.token)
             answer.logits.append(event.logits)
@@ -150,6 +170,7 @@ def collect(events: Iterable[Event]) -> Answer:
             assert isinstance(event, Computed)
             done = event.done()
             answer.stored, answer.ticket, ended = done.report, done.ticket, True
+            answer.spans += done.spans
     assert ended, "no end came"
     return answer
 

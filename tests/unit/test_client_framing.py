@@ -15,8 +15,9 @@ from kvstore.types import ItemKind, Lineage
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.checks import make_checks
 from kvstore_client.framing import ITEM_BYTES_MAX, ItemJoiner, cut_frames
-from kvstore_client.lease import Wanted, read_items
+from kvstore_client.reading import read_items
 from kvstore_client.values import FetchedItem
+from kvstore_client.wanted import Place, Whole
 
 payload_lists = st.lists(st.one_of(st.binary(max_size=40), st.just(b""), st.none()), max_size=12)
 
@@ -55,7 +56,8 @@ def read(
     state_at: int | None = None,
     verify: bool = True,
 ) -> list[FetchedItem]:
-    return list(read_items(stream(frames), Wanted(first, count, state_at), verify=verify))
+    state = () if state_at is None else (Place(ItemKind.STATE, state_at),)
+    return list(read_items(stream(frames), Whole(first, count, state), verify=verify))
 
 
 @given(payload_lists, st.integers(1, 50))
@@ -104,9 +106,7 @@ def test_a_changed_byte_is_damage_and_items_before_it_are_good(
         cut += size
     good: list[bytes | None] = []
     with pytest.raises(DamagedBytes, match="checksum"):
-        good.extend(
-            item.payload for item in read_items(stream(frames), Wanted(0, len(payloads), None), verify=True)
-        )
+        good.extend(item.payload for item in read_items(stream(frames), Whole(0, len(payloads)), verify=True))
     assert good == payloads[: len(good)]
     assert sum(map(len, payloads[: len(good)])) <= at < sum(map(len, payloads[: len(good) + 1]))
 
@@ -125,9 +125,7 @@ def test_a_stream_cut_short_anywhere_is_damage(payloads: list[bytes], place: int
         at -= len(frame.data)
     got: list[bytes | None] = []
     with pytest.raises(DamagedBytes):
-        got.extend(
-            item.payload for item in read_items(stream(kept), Wanted(0, len(payloads), None), verify=True)
-        )
+        got.extend(item.payload for item in read_items(stream(kept), Whole(0, len(payloads)), verify=True))
     assert got == payloads[: len(got)]
     assert len(got) < len(payloads)
 
@@ -245,7 +243,7 @@ def test_a_reader_that_gives_up_closes_the_frames() -> None:
         finally:
             closed.append(True)
 
-    items = read_items(frames(), Wanted(0, 3, None), verify=True)
+    items = read_items(frames(), Whole(0, 3), verify=True)
     assert next(items).payload == b"a" * 20
     assert not closed
     items.close()  # type: ignore[attr-defined]

@@ -5,8 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.core import Limits, describe, parse_description
-from kvstore.errors import GeometryMismatch, InvalidArgument, LimitExceeded, UnknownNamespace
+from kvstore.core import Core, Limits, describe, parse_description
+from kvstore.errors import (
+    GeometryMismatch,
+    InvalidArgument,
+    LimitExceeded,
+    PolicyTooLarge,
+    UnknownNamespace,
+)
+from kvstore.pool import StatePool
 from kvstore.prefix import NamespaceIdentity
 from kvstore.profile.registry import PROFILES
 from tests.support.core import TINY, B, CoreRig, identity
@@ -82,9 +89,35 @@ def test_a_policy_changes_at_run_time(rig: CoreRig) -> None:
         saves = rig.lookup(rig.keys(range(4 * B)), 8 * B, lease=False).plan.save_states
         assert [edge for edge in saves.ssd if edge > 4 * B] == list(ssd)
     with pytest.raises(InvalidArgument):
-        rig.core.set_policy(rig.main, "full")
+        rig.core.set_policy(rig.main, "everything")
     with pytest.raises(UnknownNamespace):
         rig.core.set_policy(bytes(32), "zero")
+
+
+def test_a_policy_must_leave_room_for_the_states_of_the_longest_prompt() -> None:
+    longest = 8 * B
+    share = 8 * TINY.rows_block_bytes
+    core = Core(pool=StatePool(0, 600.0), limits=Limits(prompt_tokens=longest), states_share_bytes=share)
+    full = core.open_namespace("full", identity(adapter="f"), "full")
+    assert core.share_tokens(full) == longest
+    with pytest.raises(PolicyTooLarge):
+        core.open_namespace("new", identity(adapter="x"), "full+overlap")
+    with pytest.raises(UnknownNamespace):
+        core.namespace(identity(adapter="x").digest())
+    with pytest.raises(PolicyTooLarge):
+        core.set_policy(full.digest, "full+overlap")
+    with pytest.raises(PolicyTooLarge, match=f"{share:,} B"):
+        core.check_policy(full.digest, "full+overlap")
+    assert str(core.namespace(full.digest).policy) == "full"
+    zero = core.set_policy(full.digest, "zero")
+    assert core.share_tokens(zero) == 0
+
+
+def test_a_default_policy_that_does_not_fit_is_refused_where_it_would_be_used() -> None:
+    core = Core(pool=StatePool(0, 600.0), default_policy="endpoints", states_share_bytes=TINY.state_bytes)
+    with pytest.raises(PolicyTooLarge, match="endpoints"):
+        core.open_namespace("main", identity())
+    assert core.open_namespace("main", identity(), "zero").is_new
 
 
 def test_a_withdrawn_namespace_is_unknown_and_its_number_is_free(rig: CoreRig) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.core import Core, LoadReport, describe
+from kvstore.errors import PolicyTooLarge
 from kvstore.pool import StatePool
 from kvstore.prefix import NamespaceIdentity, block_keys
 from kvstore.store.base import Found, Place, RecordKind
@@ -152,6 +153,54 @@ def test_blocks_without_their_chain_and_states_without_their_block_are_left_out(
     orphans = {found.place for found in disk.records if found.position > 4 * B}
     assert set(report.discard) == orphans
     assert report.blocks == 3
+
+
+def test_rows_of_either_length_are_found_again_and_others_are_left_out() -> None:
+    disk = Disk()
+    digest = disk.namespace(identity())
+    keys = disk.chain(digest, range(4 * B), states=(2 * B,))
+
+    def rows(number: int, key: bytes, length: int, **more: float) -> Found:
+        return disk.add(RecordKind.ROWS, digest, key, key, position=(number + 1) * B, length=length, **more)  # type: ignore[arg-type]
+
+    good = [rows(0, keys[0], TINY.rows_overlap_block_bytes), rows(1, keys[1], TINY.rows_block_bytes)]
+    wrong = [
+        rows(2, keys[2], TINY.state_bytes),
+        rows(2, keys[3], TINY.rows_block_bytes),
+        rows(2, b"?" * 32, TINY.rows_block_bytes),
+        rows(1, keys[1], TINY.rows_overlap_block_bytes),
+    ]
+    core, report = disk.load()
+    assert set(report.discard) == {found.place for found in wrong}
+    assert (report.states, core.statistics().rows) == (3, 2)
+    coverage = core.lookup(
+        digest,
+        keys,
+        prompt_tokens=4 * B + 1,
+        costs=EAGER,
+        session="r",
+        now_mono=0.0,
+        now_wall=NOW,
+        lease=False,
+    ).coverage
+    assert (coverage.rows, coverage.rows_overlap, coverage.checkpoints) == ((2 * B,), (B,), (2 * B,))
+    gone = core.states_over_share(0)
+    assert {each.place for each in gone} >= {found.place for found in good}
+
+
+def test_a_policy_that_the_share_does_not_hold_any_more_is_kept_at_a_start() -> None:
+    disk = Disk()
+    digest = disk.namespace(identity(), policy="full")
+    core = Core(pool=StatePool(1 << 20, 600.0), states_share_bytes=TINY.rows_block_bytes)
+    assert core.load(disk.records, {}, now_wall=NOW).namespaces == 1
+    info = core.namespace(digest)
+    assert (str(info.policy), core.share_tokens(info)) == ("full", B)
+    with pytest.raises(PolicyTooLarge, match="full"):
+        core.check_share(info)
+    assert str(core.open_namespace("main", identity()).policy) == "full", "it is known, and opens"
+    with pytest.raises(PolicyTooLarge):
+        core.set_policy(digest, "full+overlap")
+    assert str(core.set_policy(digest, "zero").policy) == "zero"
 
 
 def test_records_that_do_not_fit_their_namespace_are_left_out() -> None:

@@ -19,12 +19,18 @@ from kvstore_workers.demo.script import Before, aim, plan_turns
 from kvstore_workers.demo.tokenizer import VOCABULARY, Mark, decode, encode
 
 
-@pytest.mark.parametrize("count", [8, 9, 20])
-def test_every_session_has_both_kills_an_empty_pool_and_dropped_states(count: int) -> None:
+@pytest.mark.parametrize("count", [9, 10, 20])
+def test_every_session_has_both_kills_empty_pools_dropped_states_and_a_policy_of_rows(count: int) -> None:
     turns = plan_turns(count)
     assert [t.number for t in turns] == list(range(1, count + 1))
     assert sum(t.kill_during_store for t in turns) == 1
-    assert [t.before for t in turns if t.before] == [Before.KILL, Before.EMPTY_POOL, Before.DROP_STATES]
+    assert [t.before for t in turns if t.before] == [
+        Before.KILL,
+        Before.EMPTY_POOL,
+        Before.DROP_STATES,
+        Before.FULL_POLICY,
+        Before.EMPTY_POOL,
+    ]
 
 
 def test_a_kill_that_missed_the_store_is_tried_again_in_the_next_turn() -> None:
@@ -33,7 +39,7 @@ def test_a_kill_that_missed_the_store_is_tried_again_in_the_next_turn() -> None:
     assert aim(ordinary, missed=False) == ordinary
 
 
-@pytest.mark.parametrize("count", [0, 7, 65])
+@pytest.mark.parametrize("count", [0, 8, 65])
 def test_too_few_or_too_many_turns_are_refused(count: int) -> None:
     with pytest.raises(ConfigError, match=f"--turns={count}"):
         plan_turns(count)
@@ -126,11 +132,17 @@ def _report(**checks: Any) -> dict[str, Any]:
         "max_logit_difference": 0.0,
         "kills": 2,
         "killed_during_store": 1,
-        "sources_seen": ["POOL", "CHECKPOINT", "REPLAY"],
-        "sources_planned": ["POOL", "CHECKPOINT", "REPLAY"],
+        "sources_seen": ["POOL", "CHECKPOINT", "ROWS", "REPLAY"],
+        "sources_planned": ["POOL", "CHECKPOINT", "ROWS", "REPLAY"],
     }
     return {
-        "turns": [{"turn": 1, "identical": checks.get("all_identical", True)}],
+        "turns": [
+            {
+                "turn": 1,
+                "identical": checks.get("all_identical", True),
+                "max_logit_difference": checks.get("max_logit_difference", 0.0),
+            }
+        ],
         "checks": {**good, **checks},
     }
 
@@ -139,10 +151,11 @@ def test_the_verdict_is_passed_only_when_everything_planned_happened() -> None:
     assert failures(_report()) == []
     for change, words in (
         ({"all_identical": False}, "turns [1]"),
-        ({"sources_seen": ["POOL", "CHECKPOINT"]}, "REPLAY"),
+        ({"sources_seen": ["POOL", "CHECKPOINT", "ROWS"]}, "REPLAY"),
         ({"killed_during_store": 0}, "did not fall into a store"),
         ({"kills": 1}, "killed 1 times"),
-        ({"max_logit_difference": math.inf}, "logits"),
+        ({"max_logit_difference": math.inf}, "logits are missing"),
+        ({"max_logit_difference": 1e-9}, "logits differ from the run without a store in turns [1]"),
     ):
         found = failures(_report(**change))
         assert len(found) == 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.errors import InvalidArgument
-from kvstore.plan import Costs, Coverage, RestorePlan, plan, replay_layer_tokens, tokens_saved
+from kvstore.plan import Costs, Coverage, RestorePlan, plan, replay_layer_tokens, tokens_saved, ways
 from kvstore.policy.window import WindowPolicy
 from kvstore.profile.registry import PROFILES, get_profile
 from kvstore.types import Exactness, StateSource
@@ -75,7 +75,7 @@ def test_without_blocks_the_plan_is_cold() -> None:
     assert result.runner_up is None
 
 
-def test_equal_costs_go_to_the_pool_then_the_checkpoint_then_the_replay() -> None:
+def test_equal_costs_go_to_the_pool_then_the_checkpoint_then_the_rows() -> None:
     free = Costs(
         seconds_per_layer_token=1.0, seconds_per_ssd_byte=0, seconds_per_memory_byte=0, seconds_per_fetch=0
     )
@@ -84,6 +84,87 @@ def test_equal_costs_go_to_the_pool_then_the_checkpoint_then_the_replay() -> Non
     assert both.runner_up is not None
     assert both.runner_up.state_source is StateSource.CHECKPOINT
     assert both.runner_up.seconds == both.chosen.seconds
+    rows = Coverage(4, checkpoints=(4 * B,), rows_overlap=(4 * B,))
+    kept = planned(rows, 4 * B + 1, costs=free)
+    assert kept.state_source is StateSource.CHECKPOINT
+    assert kept.runner_up is not None
+    assert kept.runner_up.state_source is StateSource.ROWS
+    # A replay costs work where nothing else does, unless work is free too.
+    lazy = replace(free, seconds_per_layer_token=0, seconds_per_index_entry=1)
+    cheap = replace(TINY, name="last", layers=(*TINY.layers[:2], TINY.layers[-1]))
+    found = ways(cheap, Coverage(4, rows_overlap=(4 * B,)), prompt_tokens=4 * B + 1, costs=lazy)
+    assert [way.state_source for way in found] == [StateSource.ROWS, StateSource.REPLAY, StateSource.NONE]
+    assert found[0].seconds == found[1].seconds, "the last layer's index is not scanned in a replay"
+
+
+def test_rows_without_the_overlap_are_read_and_a_group_of_tokens_is_replayed() -> None:
+    edge = 100 * 128
+    without = planned(Coverage(100, rows=(edge,)), edge + 9, profile=FLASH, costs=Costs())
+    assert (without.state_source, without.compute_from) == (StateSource.ROWS, edge)
+    assert (without.state_at, without.replay_from, without.replay_tokens) == (edge - 4, edge - 4, 4)
+    assert without.chosen.replay_layer_tokens == 4 * 43
+    assert without.chosen.bytes_ssd == 100 * FLASH.block_bytes + 2 * FLASH.rows_block_bytes
+    with_overlap = planned(Coverage(100, rows_overlap=(edge,)), edge + 9, profile=FLASH, costs=Costs())
+    assert (with_overlap.state_source, with_overlap.replay_tokens) == (StateSource.ROWS, 0)
+    assert with_overlap.chosen.bytes_ssd == 100 * FLASH.block_bytes + FLASH.rows_overlap_block_bytes
+
+
+def test_rows_of_an_earlier_edge_are_replayed_to_the_last_one_where_that_is_cheaper() -> None:
+    near, far = planned(Coverage(8, rows=(7 * B,)), 8 * B + 1), planned(Coverage(8, rows=(B,)), 8 * B + 1)
+    assert (near.state_source, near.compute_from, near.replay_from) == (StateSource.ROWS, 8 * B, 7 * B - 4)
+    assert (far.state_source, far.replay_tokens) == (StateSource.REPLAY, TINY.exact_replay_tokens)
+
+
+def test_rows_are_not_used_where_a_block_is_one_group_of_the_overlap() -> None:
+    one = replace(TINY, name="one", layers=TINY.layers[:3], block_tokens=4)
+    found = ways(one, Coverage(8, rows=(32,)), prompt_tokens=33, costs=EAGER)
+    assert {way.state_source for way in found} == {StateSource.REPLAY, StateSource.NONE}
+    found = ways(one, Coverage(8, rows_overlap=(32,)), prompt_tokens=33, costs=EAGER)
+    assert found[0].state_source is StateSource.ROWS
+
+
+def test_a_plan_from_bounded_rows_is_bounded() -> None:
+    held = Coverage(8, rows_overlap=(8 * B,))
+    assert planned(held, 8 * B + 1, exact_only=False, exact_coverage=held).exactness is Exactness.EXACT
+    mixed = planned(held, 8 * B + 1, exact_only=False, exact_coverage=Coverage(8))
+    assert (mixed.state_source, mixed.exactness) == (StateSource.ROWS, Exactness.BOUNDED)
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES.keys())
+def test_index_scans_are_counted_token_by_token(profile) -> None:
+    size, rows, layers = profile.block_tokens, profile.window_rows, profile.layer_count
+    entries = Costs(
+        seconds_per_layer_token=1e-9,
+        seconds_per_index_entry=1.0,
+        seconds_per_ssd_byte=0,
+        seconds_per_memory_byte=0,
+        seconds_per_fetch=0,
+    )
+    n = 9 * size + 5
+
+    def scanned(layer: int, start: int, end: int) -> int:
+        kind, ratio = profile.layers[layer].kind, profile.layers[layer].ratio
+        return sum((p + 1) // ratio for p in range(start, end)) if kind.has_keys else 0
+
+    coverage = Coverage(9, (4 * size,), (9 * size,))
+    for way in ways(profile, coverage, prompt_tokens=n, costs=entries):
+        expected = sum(scanned(layer, way.compute_from, n) for layer in range(layers))
+        for layer in range(layers):
+            start = max(way.replay_from, way.compute_from - (layers - layer - 1) * rows)
+            expected += scanned(layer, start, way.compute_from)
+        assert way.index_entries == expected
+        assert way.replay_seconds + way.compute_seconds == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_far_prompt_is_dearer_to_compute_when_scans_are_priced() -> None:
+    scans = Costs(seconds_per_index_entry=1e-9)
+    near = planned(Coverage(0), 1_000, profile=FLASH, costs=scans).chosen
+    far = planned(Coverage(7_812), 1_000_000, profile=FLASH, costs=scans)
+    per_token = near.compute_seconds / 1_000
+    assert far.chosen.compute_seconds / (1_000_000 - far.compute_from) > 3 * per_token
+    assert far.chosen.seconds == pytest.approx(
+        far.chosen.read_seconds + far.chosen.replay_seconds + far.chosen.compute_seconds
+    )
 
 
 def test_an_earlier_state_is_used_without_replay_when_that_is_cheaper() -> None:
@@ -194,7 +275,13 @@ def test_a_plan_that_uses_bounded_bytes_is_bounded() -> None:
 
 @pytest.mark.parametrize(
     "field",
-    ["seconds_per_layer_token", "seconds_per_ssd_byte", "seconds_per_memory_byte", "seconds_per_fetch"],
+    [
+        "seconds_per_layer_token",
+        "seconds_per_ssd_byte",
+        "seconds_per_memory_byte",
+        "seconds_per_fetch",
+        "seconds_per_index_entry",
+    ],
 )
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_costs_that_are_no_rates_are_refused_by_name(field: str, value: float) -> None:
@@ -212,6 +299,11 @@ def test_costs_that_are_no_rates_are_refused_by_name(field: str, value: float) -
         Coverage(2, (3 * B,)),
         Coverage(2, (), (B + 1,)),
         Coverage(2, (0,)),
+        Coverage(2, rows=(3 * B,)),
+        Coverage(2, rows_overlap=(B + 4,)),
+        Coverage(2, branch_at=3 * B),
+        Coverage(2, branch_at=B + 1),
+        Coverage(2, branch_at=-B),
     ],
 )
 def test_coverage_that_cannot_be_is_refused(coverage: Coverage) -> None:

@@ -49,6 +49,25 @@ def test_several_workers_fork_from_one_handoff() -> None:
     assert table.statistics().confirmed == 3
 
 
+def test_a_handoff_that_is_dropped_is_gone_but_for_takes_that_are_out() -> None:
+    table = table_of()
+    ticket = table.put(ONE, handoff(), takes=3, seconds=30, now=0.0)
+    assert not table.drop(ticket, TWO, 0.0)
+    out = table.take(ticket, ONE, "decode", 0.0)
+    assert table.drop(ticket, ONE, 1.0)
+    with pytest.raises(UnknownTicket):
+        table.take(ticket, ONE, "other", 1.0)
+    assert table.confirm(out.take_id, "decode", 2.0)
+    assert table.statistics().bytes == 0
+    assert not table.drop(ticket, ONE, 2.0)
+    unused = table.put(ONE, handoff(), takes=2, seconds=30, now=2.0)
+    assert table.drop(unused, ONE, 3.0)
+    assert (table.statistics().bytes, table.statistics().tickets) == (0, 0)
+    with pytest.raises(LimitExceeded, match="used up"):
+        table.take(unused, ONE, "decode", 3.0)
+    table.check_integrity()
+
+
 def test_a_take_comes_back_when_its_session_ends() -> None:
     table = table_of()
     ticket = table.put(ONE, handoff(), takes=1, seconds=30, now=0.0)
@@ -87,8 +106,43 @@ def test_unknown_tickets_say_why() -> None:
     with pytest.raises(UnknownTicket, match="past its deadline"):
         table.take(ticket, ONE, "s", 30.0)
     assert table.expire(30.0) == 1
-    with pytest.raises(UnknownTicket, match="never given"):
-        table.take(ticket, ONE, "s", 30.0)
+    for namespace, words in ((ONE, "past its deadline"), (TWO, "another namespace")):
+        with pytest.raises(UnknownTicket, match=words):
+            table.take(ticket, namespace, "s", 31.0)
+
+
+def test_a_ticket_that_was_used_too_often_is_told_so_after_its_deadline_too() -> None:
+    table = table_of(max_tickets=2)
+    tickets = [table.put(ONE, handoff(10), takes=1, seconds=30, now=0.0)]
+    for now in (0.0, 29.0):
+        take = None if now else table.take(tickets[0], ONE, "s", now)
+        assert take is None or table.confirm(take.take_id, "s", now)
+        with pytest.raises(LimitExceeded, match="used up"):
+            table.take(tickets[0], ONE, "t", now)
+    table.expire(30.0)
+    with pytest.raises(LimitExceeded, match="used up"):
+        table.take(tickets[0], ONE, "t", 31.0)
+    for _ in range(2):
+        table.put(ONE, handoff(10), takes=1, seconds=1, now=40.0)
+    table.expire(50.0)
+    with pytest.raises(UnknownTicket, match="forgotten long since"):
+        table.take(tickets[0], ONE, "t", 50.0)
+
+
+def test_a_take_that_comes_back_after_the_deadline_can_be_taken_again_for_as_long_as_it_waited() -> None:
+    table = table_of()
+    ticket = table.put(ONE, handoff(), takes=1, seconds=5, now=0.0)
+    table.take(ticket, ONE, "dies", 4.0)
+    assert table.expire(9.0) == 0
+    assert table.end_session("dies", 9.0) == 1
+    table.check_integrity()
+    again = table.take(ticket, ONE, "replaces", 13.9)
+    assert table.end_session("replaces", 14.0) == 1
+    assert not table.confirm(again.take_id, "replaces", 14.0)
+    with pytest.raises(UnknownTicket, match="past its deadline"):
+        table.take(ticket, ONE, "late", 19.0)
+    assert table.expire(19.0) == 1
+    assert table.statistics().bytes == 0
 
 
 def test_a_take_under_way_outlives_the_ticket() -> None:

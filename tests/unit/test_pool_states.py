@@ -26,7 +26,7 @@ def pool_of(budget: int = 30) -> StatePool:
 
 def held(pool: StatePool, now: float, numbers: range = range(40)) -> list[int]:
     pool.check_integrity()
-    return [number for number in numbers if pool.contains(ONE, key(number), now=now)]
+    return [number for number in numbers if not pool.lacks(ONE, key(number), Lineage.BOUNDED, now=now)]
 
 
 def test_the_least_recently_used_state_leaves_first() -> None:
@@ -87,7 +87,7 @@ def test_a_state_lives_its_time_since_its_last_use() -> None:
     pool.put(ONE, key(1), state(), now=0.0)
     pool.put(ONE, key(2), state(), now=0.0)
     assert pool.get(ONE, key(1), now=TTL - 1) is not None
-    assert not pool.contains(ONE, key(2), now=TTL)
+    assert pool.lacks(ONE, key(2), Lineage.BOUNDED, now=TTL)
     assert pool.get(ONE, key(2), now=TTL) is None
     assert pool.pin(ONE, key(2), now=TTL) is None
     assert pool.expire(TTL) == 1

@@ -106,6 +106,7 @@ def test_policies_cost_what_is_published() -> None:
         "periodic:2048": 0.5,
         "periodic:8192": 0.13,
         "full": 7.15,
+        "full+overlap": 8.1,
     }
     assert policies["endpoints"]["bytes_per_request"] == 2 * 3_619_304
 

@@ -87,7 +87,7 @@ def rig(count: int, *, gate_bytes: int = 64 << 20) -> Iterator[Rig]:
         )
         places += log.append([record])
     with ThreadPoolExecutor(2) as threads:
-        reader = Reader(log, executor=threads, gate=ReadGate(gate_bytes))
+        reader = Reader(log, executor=threads, gate=ReadGate(gate_bytes), clock=ManualClock())
         yield Rig(device, log, reader, [item(number, place) for number, place in enumerate(places)])
     log.close()
 

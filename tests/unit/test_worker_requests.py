@@ -64,7 +64,7 @@ def test_without_a_vocabulary_token_ids_are_left_to_the_worker() -> None:
 NOTE = Note(
     prompt_tokens=100,
     prompt=prompt_digest(range(100)),
-    first_token=7,
+    first_tokens=(7, 9),
     output_edge_pool=True,
     output_edge_ssd=False,
     every_tokens=64,
@@ -80,10 +80,12 @@ def test_a_prompt_s_digest_is_that_of_its_ids_whatever_holds_them() -> None:
         Note,
         prompt_tokens=st.integers(0, 2**40),
         prompt=st.text(),
-        first_token=st.integers(0, 2**32 - 1),
+        first_tokens=st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple),
         output_edge_pool=st.booleans(),
         output_edge_ssd=st.booleans(),
         every_tokens=st.integers(0, 2**32),
+        rows=st.booleans(),
+        rows_overlap=st.booleans(),
     )
 )
 def test_a_note_reads_back_as_it_was_written(note: Note) -> None:
@@ -99,9 +101,11 @@ def test_a_note_that_is_cut_is_damage(cut: int) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
-        {"first_token": -1},
-        {"first_token": "7"},
+        {"version": 1},
+        {"first_tokens": [-1]},
+        {"first_tokens": ["7"]},
+        {"first_tokens": 7},
+        {"rows": 1},
         {"output_edge_pool": 1},
         {"every_tokens": 1.5},
         {"prompt": 7},
@@ -133,10 +137,49 @@ def test_a_rate_that_was_not_measured_is_reported_as_not_known() -> None:
 
 def test_the_first_measurement_counts_whole_and_later_ones_move_the_average() -> None:
     rates = Rates()
-    rates.computed(layer_tokens=100, seconds=1.0)
+    rates.computed(layer_tokens=100, index_entries=0, seconds=1.0)
     assert rates.costs().seconds_per_layer_token == pytest.approx(0.01)
-    rates.computed(layer_tokens=100, seconds=2.0)
-    assert rates.costs().seconds_per_layer_token == pytest.approx(0.012)
+    assert rates.costs().seconds_per_index_entry == 0.0
+    rates.computed(layer_tokens=100, index_entries=0, seconds=2.0)
+    assert 0.01 < rates.costs().seconds_per_layer_token < 0.02
+    for _ in range(40):
+        rates.computed(layer_tokens=100, index_entries=0, seconds=4.0)
+    assert rates.costs().seconds_per_layer_token == pytest.approx(0.04, rel=0.01)
+    rates.computed(layer_tokens=100, index_entries=0, seconds=5.0)
+    assert rates.costs().seconds_per_layer_token == pytest.approx(0.042, rel=0.01)
+
+
+def test_chunks_at_different_positions_tell_the_price_of_an_index_entry() -> None:
+    rates = Rates()
+    for position in range(0, 4096, 512):
+        entries = 512 * position
+        rates.computed(layer_tokens=5 * 512, index_entries=entries, seconds=5 * 512 * 2e-5 + entries * 3e-8)
+    costs = rates.costs()
+    assert costs.seconds_per_layer_token == pytest.approx(2e-5, rel=1e-6)
+    assert costs.seconds_per_index_entry == pytest.approx(3e-8, rel=1e-6)
+    assert rates.compute_seconds(1000, 1000) == pytest.approx(2e-2 + 3e-5)
+
+
+def test_chunks_at_one_position_leave_the_first_price_of_an_index_entry_as_it_was() -> None:
+    rates = Rates()
+    rates.prime(layer_token=2e-5, index_entry=3e-8, spread=2000.0)
+    for _ in range(20):
+        rates.computed(layer_tokens=100, index_entries=50_000, seconds=100 * 4e-5 + 50_000 * 3e-8)
+    costs = rates.costs()
+    assert costs.seconds_per_index_entry == pytest.approx(3e-8, rel=0.05)
+    assert costs.seconds_per_layer_token == pytest.approx(4e-5, rel=0.1)
+
+
+def test_no_price_of_computing_falls_below_zero() -> None:
+    rates = Rates()
+    for entries, seconds in ((0, 3.0), (10_000, 1.0), (20_000, 0.1)):
+        rates.computed(layer_tokens=100, index_entries=entries, seconds=seconds)
+    assert rates.costs().seconds_per_index_entry == 0.0
+    rising = Rates()
+    for entries, seconds in ((10_000, 1.0), (20_000, 9.0)):
+        rising.computed(layer_tokens=100, index_entries=entries, seconds=seconds)
+    assert rising.costs().seconds_per_layer_token > 0.0
+    assert rising.costs().seconds_per_index_entry > 0.0
 
 
 def test_a_fetch_prices_the_tier_that_its_bytes_came_from() -> None:
@@ -147,11 +190,14 @@ def test_a_fetch_prices_the_tier_that_its_bytes_came_from() -> None:
     assert costs.seconds_per_ssd_byte == pytest.approx(1e-4)
     assert costs.seconds_per_memory_byte == pytest.approx(1e-5)
     assert costs.seconds_per_fetch == pytest.approx(0.001)
+    rates.loaded(bytes_loaded=1000, seconds=0.05)
+    assert rates.costs().seconds_per_ssd_byte == pytest.approx(1.5e-4)
+    assert rates.costs().seconds_per_memory_byte == pytest.approx(6e-5)
 
 
 def test_a_measurement_of_no_time_is_not_taken_for_not_known() -> None:
     rates = Rates()
-    rates.computed(layer_tokens=100, seconds=0.0)
+    rates.computed(layer_tokens=100, index_entries=0, seconds=0.0)
     rates.fetched(first_seconds=0.0, rest_seconds=0.0, rest_bytes=0, from_memory=True)
     assert rates.costs().seconds_per_layer_token > 0.0
     assert rates.costs().seconds_per_fetch > 0.0

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from kvstore.config import prefer_environment
 from kvstore.errors import KvstoreError
 
+SECONDS_MAX = 86_400.0
+
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `worker` and `gateway`; each sets `run`, a callable from the parsed arguments to the exit code."""
@@ -57,23 +59,60 @@ def _add_worker(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "--policy",
         default="",
-        help="window-state policy if the namespace is new: zero, endpoints or periodic:N",
+        help="window-state policy if the namespace is new: zero, endpoints, periodic:N, full or full+overlap",
     )
     parser.add_argument(
         "--requests", type=_positive, default=64, help="requests that may run or wait (default 64)"
     )
+    _add_grace(parser)
     parser.set_defaults(run=_run_worker)
 
 
 def _add_gateway(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("gateway", help="run a gateway in front of a prefill and a decode worker")
+    parser = subparsers.add_parser("gateway", help="run a gateway in front of prefill and decode workers")
     parser.add_argument("--listen", required=True, metavar="unix:PATH", help="the socket to serve on")
-    parser.add_argument("--prefill", required=True, metavar="unix:PATH", help="the prefill worker's socket")
-    parser.add_argument("--decode", required=True, metavar="unix:PATH", help="the decode worker's socket")
+    for role in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{role}",
+            action="append",
+            required=True,
+            metavar="unix:PATH",
+            help=f"a {role} worker's socket; once for each of them",
+        )
     parser.add_argument(
-        "--requests", type=_positive, default=64, help="requests that may run at once (default 64)"
+        "--requests",
+        type=_positive,
+        default=64,
+        help="requests in the gateway, those that wait included (default 64)",
     )
+    parser.add_argument(
+        "--per-worker", type=_positive, default=4, help="requests on each worker at once (default 4)"
+    )
+    parser.add_argument(
+        "--queue", type=_count, default=32, help="new requests that may wait for a worker (default 32)"
+    )
+    parser.add_argument(
+        "--queue-seconds", type=_seconds, default=30.0, help="how long each of them may wait (default 30)"
+    )
+    parser.add_argument(
+        "--slack",
+        type=_count,
+        default=0,
+        help="how many more requests than the least loaded prefill worker the one that last had a prompt's beginning may "
+        "have and still get it (default 0)",
+    )
+    _add_grace(parser)
     parser.set_defaults(run=_run_gateway)
+
+
+def _add_grace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--grace",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="how long requests under way may go on after SIGTERM (default 10)",
+    )
 
 
 def _run_worker(args: argparse.Namespace) -> int:
@@ -94,6 +133,7 @@ def _run_worker(args: argparse.Namespace) -> int:
             tenant_salt=args.tenant_salt,
             policy=args.policy,
             requests=args.requests,
+            grace=args.grace,
         )
         # Before torch is imported, so that a slip is answered at once.
         check_options(options)
@@ -113,7 +153,15 @@ def _run_gateway(args: argparse.Namespace) -> int:
 
         serve_gateway(
             GatewayOptions(
-                listen=args.listen, prefill=args.prefill, decode=args.decode, requests=args.requests
+                listen=args.listen,
+                prefill=tuple(args.prefill),
+                decode=tuple(args.decode),
+                requests=args.requests,
+                per_worker=args.per_worker,
+                queue=args.queue,
+                queue_seconds=args.queue_seconds,
+                slack=args.slack,
+                grace=args.grace,
             )
         )
 
@@ -122,7 +170,9 @@ def _run_gateway(args: argparse.Namespace) -> int:
 
 def _exit_code(serve: Callable[[], None], name: str) -> int:
     """0 after an orderly end; 1 with one line on stderr for what the user can mend."""
-    logging.basicConfig(level=logging.WARNING, format=f"{name}: %(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.WARNING, format=f"%(asctime)s {name}: %(levelname)s %(message)s", stream=sys.stderr
+    )
     try:
         serve()
     except KvstoreError as error:
@@ -144,6 +194,17 @@ def _count(text: str) -> int:
 
 def _positive(text: str) -> int:
     return _whole(text, 1, 10_000)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    # Also false for what is not a number.
+    if not 0.0 <= seconds <= SECONDS_MAX:
+        raise argparse.ArgumentTypeError(f"{text}: not a number of seconds from 0 to {SECONDS_MAX:g}")
+    return seconds
 
 
 def _whole(text: str, low: int, high: int) -> int:

@@ -37,11 +37,17 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="PATH",
         help="text files to read (default: Python's own library)",
     )
-    parser.add_argument("--turns", default="9", help="turns, at least 8 (default 9)")
+    parser.add_argument("--turns", default="10", help="turns, at least 9 (default 10)")
     parser.add_argument("--turn-tokens", default=None, help="tokens of file text per turn")
     parser.add_argument("--answer-tokens", default="24", help="tokens generated per turn (default 24)")
     parser.add_argument("--seed", default="1", help="seed of weights and sampling (default 1)")
     parser.add_argument("--threads", default="1", help="torch threads per worker (default 1)")
+    parser.add_argument(
+        "--trace",
+        default=None,
+        metavar="FILE",
+        help="write what every part did when, for a trace viewer (Chrome trace format)",
+    )
     add_json_flag(parser)
     parser.set_defaults(run=run)
 
@@ -71,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from kvstore_workers.demo.processes import ENDING_SIGNALS, Cluster
     from kvstore_workers.demo.script import aim, plan_turns
     from kvstore_workers.demo.session import Session
+    from kvstore_workers.demo.timeline import check_trace_target, write_trace
 
     profile = get_profile(args.profile)
     if profile.name not in PROFILES_RUN:
@@ -86,11 +93,13 @@ def run(args: argparse.Namespace) -> int:
         args.turn_tokens = str(default_tokens)
     turn_tokens = _count(args, "turn_tokens", low=64, high=65_536)
     answer_tokens = _count(args, "answer_tokens", low=1, high=4096)
-    _check_length(len(turns) * (turn_tokens + answer_tokens + OVERHEAD_TOKENS))
+    longest = len(turns) * (turn_tokens + answer_tokens + OVERHEAD_TOKENS) + default_tokens
+    _check_length(longest)
     seed = _count(args, "seed", low=0, high=2**31)
     threads = _count(args, "threads", low=1, high=256)
     files = choose_files(args.files)
     check_json_target(args)
+    check_trace_target(args.trace)
 
     # As Ctrl-C does: five processes and a directory are to go first.
     for number in ENDING_SIGNALS:
@@ -100,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     _say(
         "starting the service, a prefill worker, a decode worker, a gateway, and a worker without a store ..."
     )
-    with Cluster(profile=profile.name, seed=seed, threads=threads) as cluster:
+    with Cluster(profile=profile.name, seed=seed, threads=threads, prompt_tokens=longest) as cluster:
         cluster.start_all()
         _say(f"all five serve after {clock.monotonic() - begun:.1f} s")
         session = Session(
@@ -110,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
             answer_tokens=answer_tokens,
             seed=seed,
             shot_tokens=default_tokens,
+            trace=args.trace is not None,
         )
         results = []
         missed = False
@@ -135,6 +145,8 @@ def run(args: argparse.Namespace) -> int:
         layers=profile.layer_count,
         wall_s=clock.monotonic() - begun,
     )
+    if args.trace is not None:
+        write_trace(args.trace, results)
     emit(args, report, reporting.text(report))
     found = reporting.failures(report)
     for failure in found:

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import ConfigError, KvstoreError, Unavailable
+from kvstore.profile.registry import get_profile
 from kvstore.service.process import MAX_SOCKET_PATH_BYTES
 
 START_SECONDS = 90.0
@@ -34,6 +35,10 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 100),
 )
 
+
+PROMPT_TOKENS = 65_536
+
+DISK_BYTES = 2 << 30
 
 # Its end follows ours, however that comes (PR_SET_PDEATHSIG, 1); it may have come before that was said.
 _PROGRAM = """
@@ -63,12 +68,25 @@ class Cluster:
     Everything lives below one temporary directory that goes when the cluster is closed.
     """
 
-    def __init__(self, *, profile: str, seed: int, threads: int, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        profile: str,
+        seed: int,
+        threads: int,
+        prompt_tokens: int = PROMPT_TOKENS,
+        clock: Clock | None = None,
+    ) -> None:
+        """`prompt_tokens`: the longest prompt; the disk budget holds its window rows in the states' share."""
         self._clock = clock or SystemClock()
         self._home = _short_directory()
         self.root = Path(self._home.name)
         self.cache = self.root / "cache"
         self._model = ["--profile", profile, "--seed", str(seed), "--threads", str(threads)]
+        rows = get_profile(profile).rows_overlap_block_bytes // get_profile(profile).block_tokens
+        disk = max(DISK_BYTES, 4 * prompt_tokens * rows)
+        self._serve = ["serve", "--dir", str(self.cache), "--disk", str(disk)]
+        self._serve += ["--prompt-tokens", str(prompt_tokens)]
         self._running: dict[str, Running] = {}
         self.kills = 0
 
@@ -88,7 +106,7 @@ class Cluster:
 
     def start_all(self) -> None:
         """All five, side by side; returns when each says that it serves."""
-        self._launch("service", ["serve", "--dir", str(self.cache), "--disk", "2GiB"])
+        self._launch("service", self._serve)
         self._launch("reference", ["worker", "decode", "--listen", self.address("reference"), *self._model])
         self._wait("service")
         for role in ("prefill", "decode"):
@@ -120,7 +138,7 @@ class Cluster:
 
     def restart_service(self) -> None:
         self._running.pop("service").popen.wait(STOP_SECONDS)
-        self._launch("service", ["serve", "--dir", str(self.cache), "--disk", "2GiB"])
+        self._launch("service", self._serve)
         self._wait("service")
 
     def _launch(self, name: str, args: Sequence[str]) -> None:

@@ -100,6 +100,9 @@ def failures(report: dict[str, Any]) -> list[str]:
         found.append(f"the service was killed {checks['kills']} times, planned were 2")
     if not math.isfinite(checks["max_logit_difference"]):
         found.append("logits are missing or not numbers")
+    elif checks["max_logit_difference"] != 0:
+        turns = [t["turn"] for t in report["turns"] if t["max_logit_difference"] != 0]
+        found.append(f"logits differ from the run without a store in turns {turns}")
     return found
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from kvstore.errors import ConfigError
 from kvstore.types import StateSource
 
-MIN_TURNS = 8
+MIN_TURNS = 9
 MAX_TURNS = 64
 
 
@@ -19,6 +19,7 @@ class Before(StrEnum):
     KILL = "service killed -9 and started again"
     EMPTY_POOL = "pool emptied"
     DROP_STATES = "all window states dropped"
+    FULL_POLICY = "policy set to full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,13 @@ class Turn:
     kill_during_store: bool = False
 
 
-PLANNED_SOURCES = (StateSource.POOL, StateSource.CHECKPOINT, StateSource.REPLAY)
+PLANNED_SOURCES = (StateSource.POOL, StateSource.CHECKPOINT, StateSource.ROWS, StateSource.REPLAY)
 
 
 def plan_turns(count: int) -> list[Turn]:
     """Turn 1 is cold. Turn 3 is shot at while it stores; before 5 the service dies idle; before 6 the pool is emptied;
-    before 7 every window state goes, so that only a replay is left. The rest are ordinary."""
+    before 7 every window state goes, so that only a replay is left; from 8 on the window rows of every token are kept, and
+    before 9 the pool is emptied again, so that 9 resumes from rows. The rest are ordinary."""
     if not MIN_TURNS <= count <= MAX_TURNS:
         raise ConfigError(
             "bad number of turns", field="--turns", value=count, allowed=f"{MIN_TURNS} to {MAX_TURNS}"
@@ -43,6 +45,8 @@ def plan_turns(count: int) -> list[Turn]:
         5: Turn(5, before=Before.KILL),
         6: Turn(6, before=Before.EMPTY_POOL),
         7: Turn(7, before=Before.DROP_STATES),
+        8: Turn(8, before=Before.FULL_POLICY),
+        9: Turn(9, before=Before.EMPTY_POOL),
     }
     return [special.get(number, Turn(number)) for number in range(1, count + 1)]
 

@@ -37,6 +37,7 @@ class Answer:
     prefix: worker_pb2.PrefixReport = field(default_factory=worker_pb2.PrefixReport)
     blocks_stored: int = 0
     blocks_failed: int = 0
+    spans: list[worker_pb2.Span] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,14 @@ class Session:
         answer_tokens: int,
         seed: int,
         shot_tokens: int = 0,
+        trace: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        """`shot_tokens`: the least that a turn reads in which the service is killed while it stores."""
+        """`shot_tokens`: the least that a turn reads in which the service is killed while it stores. `trace`: collect the
+        workers' spans."""
         self._cluster = cluster
         self._shot_tokens = shot_tokens
+        self._trace = trace
         self._clock = clock or SystemClock()
         self._material = excerpts(files, length=turn_tokens)
         self._answer_tokens = answer_tokens
@@ -123,6 +127,7 @@ class Session:
             max_new_tokens=self._answer_tokens,
             return_logits=True,
             sampling=worker_pb2.Sampling(temperature=0.8, seed=self._seed + turn.number),
+            trace=self._trace,
         )
         answer, killed = self._ask(request, kill_during_store=turn.kill_during_store)
         if killed:
@@ -136,6 +141,10 @@ class Session:
         if before is Before.KILL:
             self._cluster.kill_service()
             self._cluster.restart_service()
+        elif before is Before.FULL_POLICY:
+            with CacheClient(self._cluster.cache, owner="demo") as client:
+                for namespace in client.namespaces():
+                    client.set_policy(namespace.digest, "full")
         elif before is not Before.NOTHING:
             tier: Literal["pool", "both"] = "pool" if before is Before.EMPTY_POOL else "both"
             with CacheClient(self._cluster.cache, owner="demo") as client:
@@ -162,6 +171,7 @@ class Session:
         begun = self._clock.monotonic()
         try:
             for event in events:
+                answer.spans.extend(event.spans)
                 if event.kind in (_Event.FIRST_TOKEN, _Event.TOKEN):
                     if math.isnan(answer.ttft_s):
                         answer.ttft_s = self._clock.monotonic() - begun

@@ -17,6 +17,9 @@ from kvstore_workers.model.weights import AttentionWeights
 
 # Up to this many times index_topk entries, masking all of them costs less than gathering the chosen ones.
 DENSE_SELECTIONS = 4
+# Chosen entries are gathered for this many rows at a time, a divisor of every tile's height: what is gathered stays in
+# the processor's cache until it is used.
+GATHERED_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,15 @@ class Projected:
     row: torch.Tensor
     streams: torch.Tensor
     index_weights: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """Rows `chosen` [rows, k] of `entries` [n, dim], with float32 `bias` [rows, k]: -inf where nothing was chosen."""
+
+    entries: torch.Tensor
+    chosen: torch.Tensor
+    bias: torch.Tensor
 
 
 def project(hidden: torch.Tensor, weights: AttentionWeights) -> Projected:
@@ -81,15 +93,7 @@ def attend(
     if picked is None:
         out = _shared(q, keys, bias, weights.sink, config.head_dim**-0.5)
     else:
-        out = _picked(
-            q,
-            keys,
-            bias,
-            picked=picked[0],
-            picked_bias=picked[1],
-            sink=weights.sink,
-            scale=config.head_dim**-0.5,
-        )
+        out = _picked(q, keys, bias, picked=picked, sink=weights.sink, scale=config.head_dim**-0.5)
     out = rotate_(out.float(), angles.inverse()).to(dtype)
     groups = out.view(-1, config.o_groups, weights.group_out.shape[2]).transpose(0, 1)
     low = torch.bmm(groups, weights.group_out.transpose(1, 2)).transpose(0, 1).flatten(1)
@@ -104,8 +108,8 @@ def _entries(
     layer: int,
     tile: Tile,
     sequence: Sequence,
-) -> tuple[torch.Tensor | None, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-    """(entries that all rows share, bias over window | shared entries | sink key, (picked [rows, k, dim], its bias)).
+) -> tuple[torch.Tensor | None, torch.Tensor, Picked | None]:
+    """(entries that all rows share, bias over window | shared entries | sink key, entries that each row picks).
 
     How many entries a tile looks at depends on its position alone, whatever is stored: widths decide the last bits.
     """
@@ -123,16 +127,17 @@ def _entries(
         queries = queries @ tile.hadamard
     head_weights = projected.index_weights.float() * (config.index_head_dim * config.index_heads) ** -0.5
     score = select.scores(queries.to(keys.dtype), keys, head_weights)
-    chosen = select.top(score, tile.visible(ratio), config.index_topk)
-    if count <= DENSE_SELECTIONS * config.index_topk:
+    dense = count <= DENSE_SELECTIONS * config.index_topk
+    # What is gathered is summed in this order; a mask has none.
+    chosen = select.top(score, tile.visible(ratio), config.index_topk, ascending=not dense)
+    if dense:
         mask = torch.full((chosen.shape[0], count + 1), float("-inf"), device=score.device)
         mask = mask.scatter_(1, chosen, 0.0)[:, :count]
         window = tile.bias(0)
         return entries, torch.cat((window[:, :-1], mask, window[:, -1:]), dim=1), None
     there = chosen < count
-    rows = entries.index_select(0, torch.where(there, chosen, 0).flatten()).view(*chosen.shape, -1)
     bias = torch.zeros(chosen.shape, device=score.device).masked_fill_(~there, float("-inf"))
-    return None, tile.bias(0), (rows, bias)
+    return None, tile.bias(0), Picked(entries, torch.where(there, chosen, 0), bias)
 
 
 def _shared(
@@ -152,23 +157,26 @@ def _picked(
     keys: torch.Tensor,
     bias: torch.Tensor,
     *,
-    picked: torch.Tensor,
-    picked_bias: torch.Tensor,
+    picked: Picked,
     sink: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """As `_shared`, with further keys [rows, k, dim] that differ from row to row."""
+    """As `_shared`, with further keys that differ from row to row."""
     rows, heads, dim = q.shape
-    shared = keys.shape[0]
-    logits = torch.cat(
-        (
-            torch.matmul(q.view(rows * heads, dim), keys.T).view(rows, heads, -1),
-            torch.bmm(q, picked.transpose(1, 2)),
-        ),
-        dim=-1,
-    ).float()
-    logits = torch.add(torch.cat((bias, picked_bias), dim=1)[:, None, :], logits, alpha=scale)
-    logits[:, :, shared - 1] = sink
-    share = torch.softmax(logits, dim=-1).to(keys.dtype)
-    common = torch.matmul(share[:, :, :shared].reshape(rows * heads, shared), keys).view(rows, heads, dim)
-    return torch.baddbmm(common, share[:, :, shared:], picked)
+    shared, count = keys.shape[0], picked.chosen.shape[1]
+    shared_logits = torch.matmul(q.view(rows * heads, dim), keys.T).view(rows, heads, -1)
+    bias = torch.cat((bias, picked.bias), dim=1)[:, None, :]
+    share = torch.empty(rows, heads, shared, dtype=keys.dtype, device=q.device)
+    out = torch.empty_like(q)
+    gathered = torch.empty(GATHERED_ROWS * count, dim, dtype=keys.dtype, device=q.device)
+    for first in range(0, rows, GATHERED_ROWS):
+        part = slice(first, first + GATHERED_ROWS)
+        torch.index_select(picked.entries, 0, picked.chosen[part].flatten(), out=gathered)
+        own = gathered.view(GATHERED_ROWS, count, dim)
+        logits = torch.cat((shared_logits[part], torch.bmm(q[part], own.transpose(1, 2))), dim=-1).float()
+        logits = torch.add(bias[part], logits, alpha=scale)
+        logits[:, :, shared - 1] = sink
+        shares = torch.softmax(logits, dim=-1).to(keys.dtype)
+        share[part] = shares[:, :, :shared]
+        out[part] = torch.bmm(shares[:, :, shared:], own)
+    return out.add_(torch.matmul(share.view(rows * heads, shared), keys).view(rows, heads, dim))

@@ -155,30 +155,38 @@ def _unstacked(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]
 
 
 def _compare(folder: Path, specs: Mapping[str, TensorSpec], found: Mapping[str, torch.Tensor]) -> None:
+    """ProfileError that counts what is wrong and names the first of it, with shapes."""
     missing = sorted(specs.keys() - found.keys())
     if missing:
         raise ProfileError(
-            f"{len(missing)} tensors are missing in {folder}", field="tensor", value=missing[0]
+            f"{len(missing)} tensors are missing in {folder}",
+            field="tensor",
+            value=missing[0],
+            allowed=f"shape {specs[missing[0]].shape}",
         )
     extra = sorted(found.keys() - specs.keys())
     if extra:
         raise ProfileError(
-            f"{len(extra)} tensors are not of this model in {folder}", field="tensor", value=extra[0]
+            f"{len(extra)} tensors are not of this model in {folder}",
+            field="tensor",
+            value=f"{extra[0]} of shape {tuple(found[extra[0]].shape)}",
+            allowed=f"the {len(specs)} tensors of this config",
+        )
+    misshapen = sorted(name for name, spec in specs.items() if tuple(found[name].shape) != spec.shape)
+    if misshapen:
+        name = misshapen[0]
+        raise ProfileError(
+            f"{len(misshapen)} tensors are of another shape in {folder}",
+            field=name,
+            value=tuple(found[name].shape),
+            allowed=str(specs[name].shape),
         )
     for name, spec in specs.items():
-        tensor = found[name]
-        if tuple(tensor.shape) != spec.shape:
-            raise ProfileError(
-                "tensor of another shape",
-                field=name,
-                value=tuple(tensor.shape),
-                allowed=str(spec.shape),
-            )
         known = _ID_DTYPES if spec.role == "ids" else _NUMBER_DTYPES
-        if tensor.dtype not in known:
+        if found[name].dtype not in known:
             raise ProfileError(
                 "tensor of an unsupported type",
                 field=name,
-                value=tensor.dtype,
+                value=found[name].dtype,
                 allowed=", ".join(str(dtype).removeprefix("torch.") for dtype in known),
             )

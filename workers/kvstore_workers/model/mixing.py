@@ -36,13 +36,14 @@ def read(streams: torch.Tensor, weights: MixWeights, config: ModelConfig) -> tup
     mixes = _projected(streams, weights, config.rms_norm_eps)
     gates = torch.sigmoid(mixes[:, : 2 * k])
     comb = torch.softmax(mixes[:, 2 * k :].reshape(-1, k, k), dim=-1)
-    comb += eps
+    # tokens last: sums over k numbers that lie apart run over whole vectors
+    comb = (comb + eps).permute(1, 2, 0).contiguous()
     # alternately columns and rows, ending with columns
-    comb /= comb.sum(1, keepdim=True).add_(eps)
+    comb /= comb.sum(0, keepdim=True).add_(eps)
     for _ in range(config.hc_sinkhorn_iters - 1):
-        comb /= comb.sum(2, keepdim=True).add_(eps)
         comb /= comb.sum(1, keepdim=True).add_(eps)
-    mix = Mix(back=comb.transpose(1, 2), post=2 * gates[:, k:, None])
+        comb /= comb.sum(0, keepdim=True).add_(eps)
+    mix = Mix(back=comb.permute(2, 1, 0).contiguous(), post=2 * gates[:, k:, None])
     return _collapse(gates[:, :k] + eps, streams), mix
 
 

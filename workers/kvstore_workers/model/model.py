@@ -12,12 +12,14 @@ import torch.nn.functional as F
 
 from kvstore.errors import InvalidArgument
 from kvstore.profile.base import Profile
+from kvstore.profile.layout import LayerSlice
 from kvstore_workers.model import attention, checkpoint, compress, experts, mixing
 from kvstore_workers.model.codec import hadamard
 from kvstore_workers.model.config import TILE, ModelConfig
 from kvstore_workers.model.rotary import Angles, frequencies
 from kvstore_workers.model.rows import LayerRows, forward_rows, replay_rows
-from kvstore_workers.model.sequence import Sequence
+from kvstore_workers.model.sequence import EntryFeed, Sequence
+from kvstore_workers.model.starts import RowsStart, Start, StateStart, check_span
 from kvstore_workers.model.tensors import digest, random_tensors
 from kvstore_workers.model.tile import Positions, Span, Tile, spans
 from kvstore_workers.model.weights import build_weights
@@ -101,18 +103,62 @@ class Model:
         """A sequence at position 0."""
         return self._sequence(0, 0)
 
-    def resume(self, *, blocks: collections.abc.Sequence[bytes], state: bytes, position: int) -> Sequence:
-        """A sequence at `position`, any position, from all whole blocks before it and the state there.
+    def restore(
+        self,
+        *,
+        position: int,
+        start: Start | None,
+        tokens: collections.abc.Sequence[int] = (),
+        blocks: collections.abc.Sequence[bytes] = (),
+        feed: EntryFeed | None = None,
+        exact: bool = True,
+        triangular: bool = True,
+    ) -> Sequence:
+        """A sequence at `position` out of stored bytes, bit-equal to one that computed all tokens before it.
 
-        InvalidArgument when a count or a length does not fit `position`.
+        `start` is where the window rows come from: a state, stored rows, or None, nothing. `tokens` are those from there
+        to `position` and are replayed: entries are read, never recomputed; window rows and overlap are recomputed, each
+        layer only where the result depends on it. From nothing this is exact with at least L(W-1) tokens, or all; fewer
+        are refused unless `exact` is False, and then give an approximate state. Without `triangular` every layer runs at
+        all of `tokens`, which costs more and gives the same state.
+
+        `blocks` are all whole blocks before `position`. In their place `feed` may bring their bytes layer by layer while
+        the layers before already run; what it raises comes out of the call that needed the bytes. InvalidArgument
+        names what does not fit; `position` must be a block edge unless `start` is a state there.
         """
-        if position < 0:
-            raise InvalidArgument("a state has a position", field="position", value=position, allowed=">= 0")
-        self._expect_blocks(blocks, position)
-        sequence = self._sequence(position, position)
+        check_span(self.profile, start, position=position, tokens=len(tokens), exact=exact)
+        if feed is None:
+            self._expect_blocks(blocks, position)
+        elif blocks:
+            raise InvalidArgument(
+                "blocks come at once or by a feed",
+                field="blocks",
+                value=len(blocks),
+                allowed="none beside a feed",
+            )
+        self._expect_tokens(tokens)
+        replay_from = position - len(tokens)
+        sequence = self._sequence(replay_from, position)
         with torch.inference_mode():
-            sequence.load_blocks(blocks)
-            sequence.load_state(state, position)
+            sequence.expect_blocks(position // self.profile.block_tokens, feed)
+            if feed is None:
+                sequence.load_slice(
+                    LayerSlice(0, self.config.layer_count, 0, self.profile.block_bytes), blocks
+                )
+            if isinstance(start, StateStart):
+                sequence.load_state(start.payload, start.position)
+            elif isinstance(start, RowsStart):
+                sequence.load_rows(start.payloads, start.edge, overlap=start.overlap)
+            else:
+                sequence.begin_windows(replay_from)
+            layers = self.config.layer_count
+            if triangular:
+                rows = replay_rows(layers, self.config.window_tokens, replay_from, position)
+            else:
+                rows = forward_rows(layers, replay_from, position)
+            for span in spans(replay_from, position, TILE):
+                tile_tokens = tokens[span.first - replay_from : span.last - replay_from]
+                self._run(sequence, tile_tokens, span, rows, read_entries=True)
         return sequence
 
     def extend(
@@ -121,14 +167,14 @@ class Model:
         tokens: collections.abc.Sequence[int],
         *,
         logits: Logits = "last",
-        wanted_edges: Callable[[int], bool] | None = None,
-        on_state: Callable[[int, bytes], None] | None = None,
+        on_edge: Callable[[int], None] | None = None,
     ) -> torch.Tensor | None:
         """Advance `seq` by `tokens`. Returns float32 logits [1, vocab] of the last token, [n, vocab] of all, or None.
 
-        `on_state(edge, state)` is called, ascending, for every block edge in (position, position + n] for which
-        `wanted_edges(edge)` holds; without `wanted_edges`, for all of them. Where it raises, `seq` stands whole at the
-        end of that tile. InvalidArgument for tokens outside the vocabulary, before anything has changed.
+        `on_edge(edge)` is called, ascending, for every block edge in (position, position + n], when the tile that
+        crosses it is done: `seq.state_at(edge)` and `seq.rows_payload(edge // block_tokens - 1, ...)` can be taken then.
+        Where it raises, `seq` stands whole at the end of that tile. InvalidArgument for tokens outside the vocabulary,
+        before anything has changed.
         """
         if logits not in ("last", "all", "none"):
             raise InvalidArgument("unknown logits", field="logits", value=logits, allowed="last, all, none")
@@ -142,7 +188,6 @@ class Model:
             return torch.zeros(0, self.config.vocab_size) if logits == "all" else None
         outputs_from = {"none": end, "last": end - 1, "all": start}[logits]
         rows = forward_rows(self.config.layer_count, start, outputs_from)
-        wanted = None if on_state is None else (wanted_edges or (lambda _edge: True))
         parts = []
         with torch.inference_mode():
             for span in spans(start, end, self.decode_tile):
@@ -153,73 +198,10 @@ class Model:
                     tile_start = first // height * height
                     kept = slice(max(first, outputs_from) - tile_start, last - tile_start)
                     parts.append(self._logits(streams)[kept])
-                if wanted is not None and on_state is not None:
+                if on_edge is not None:
                     for edge in self._edges(first, last):
-                        if wanted(edge):
-                            on_state(edge, seq.state_at(edge))
+                        on_edge(edge)
             return torch.cat(parts) if parts else None
-
-    def replay(
-        self,
-        *,
-        blocks: collections.abc.Sequence[bytes],
-        tokens: collections.abc.Sequence[int],
-        replay_from: int,
-        position: int,
-        state: bytes | None,
-        exact: bool = True,
-    ) -> Sequence:
-        """A sequence at block edge `position`: entries are read from `blocks`, never recomputed; window rows and overlap
-        are recomputed from `tokens`, those of [replay_from, position), each layer only where the result depends on it.
-
-        `state`, where given, is the state at the block edge `replay_from`. Without one the windows start empty, which
-        is exact from max(0, position - L(W-1)) on; a later `replay_from` is refused unless `exact` is False, and then
-        gives an approximate state. InvalidArgument names what does not fit.
-        """
-        self._expect_blocks(blocks, position)
-        self._expect_tokens(tokens)
-        block_tokens, profile = self.profile.block_tokens, self.profile
-        if position % block_tokens:
-            raise InvalidArgument(
-                "a replay ends at a block edge",
-                field="position",
-                value=position,
-                allowed=f"a multiple of {block_tokens}",
-            )
-        if not 0 <= replay_from <= position or len(tokens) != position - replay_from:
-            raise InvalidArgument(
-                "tokens must be those of [replay_from, position)",
-                field="tokens",
-                value=len(tokens),
-                allowed=f"{position} - replay_from {replay_from}",
-            )
-        latest = max(0, position - profile.exact_replay_tokens)
-        if state is None and exact and replay_from > latest:
-            raise InvalidArgument(
-                "too few tokens for an exact replay",
-                field="replay_from",
-                value=replay_from,
-                allowed=f"0 to {latest}",
-            )
-        if state is not None and replay_from % block_tokens:
-            raise InvalidArgument(
-                "a replay starts from a state at a block edge",
-                field="replay_from",
-                value=replay_from,
-                allowed=f"a multiple of {block_tokens}",
-            )
-        sequence = self._sequence(replay_from, position)
-        rows = replay_rows(profile.layer_count, profile.window_tokens, replay_from, position)
-        with torch.inference_mode():
-            sequence.load_blocks(blocks)
-            if state is not None:
-                sequence.load_state(state, replay_from)
-            else:
-                sequence.window_from = replay_from
-            for span in spans(replay_from, position, TILE):
-                tile_tokens = tokens[span.first - replay_from : span.last - replay_from]
-                self._run(sequence, tile_tokens, span, rows, read_entries=True)
-        return sequence
 
     # ---- forward --------------------------------------------------------------------------------------------
 
@@ -271,6 +253,7 @@ class Model:
         self._store(seq, projected, layer, tile, max(rows.keys_from, tile.first), read_entries=read_entries)
         if rows.queries_from >= tile.last:
             return streams
+        seq.require(layer)
         result = attention.attend(projected, weights.attention, config, layer=layer, tile=tile, sequence=seq)
         streams = mixing.write(streams, mix, result)
         hidden, mix = mixing.read(streams, weights.expert_mix, config)

@@ -20,8 +20,9 @@ def scores(queries: torch.Tensor, keys: torch.Tensor, head_weights: torch.Tensor
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def top(score: torch.Tensor, visible: torch.Tensor, count: int) -> torch.Tensor:
-    """int64 [rows, count], ascending: the `count` best of each row's first visible[row] entries; n where there are fewer.
+def top(score: torch.Tensor, visible: torch.Tensor, count: int, *, ascending: bool = True) -> torch.Tensor:
+    """int64 [rows, count], ascending or in any order: the `count` best of each row's first visible[row] entries; n where
+    there are fewer.
 
     Relu makes exact ties common, and a tie goes to the lowest index: the choice must not depend on how many entries
     are stored, which differs between a prompt at once and one token at a time.
@@ -35,4 +36,4 @@ def top(score: torch.Tensor, visible: torch.Tensor, count: int) -> torch.Tensor:
     ranked = torch.where(index < visible[:, None], ranked, _LOWEST + index)
     best = torch.topk(ranked, count, dim=1, sorted=False).indices
     best = torch.where(best < visible[:, None], best, n)
-    return best.sort(dim=1).values
+    return best.sort(dim=1).values if ascending else best

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import collections.abc
+from collections.abc import Iterator
 
 import torch
 
 from kvstore.errors import InvalidArgument
 from kvstore.profile.base import LayerKind, Profile
-from kvstore.profile.layout import Layout, Section, block_layout, state_layout
+from kvstore.profile.layout import (
+    LayerSlice,
+    Section,
+    block_layout,
+    rows_layout,
+    rows_needed,
+    state_layout,
+)
 from kvstore_workers.model.codec import codec_for
 from kvstore_workers.model.config import TILE
 from kvstore_workers.model.storage import GrowingRows, SlidingRows, WindowRows
 from kvstore_workers.model.streams import Columns, before_start, overlap_columns, stream_width, tail_columns
+
+EntryFeed = Iterator[tuple[LayerSlice, collections.abc.Sequence[bytes]]]
+"""The restored blocks' bytes by layers: slices in the order of the layers, all layers in the end, each with those bytes
+of every block, in order. It is advanced when a layer's entries are about to be read, so `next` may wait for them."""
 
 
 class Sequence:
     """The state of one sequence after `position` tokens. Made by Model; not for use by two threads at once.
 
     `known_from`: rows of earlier positions are here only as far as a resume at `known_from` needs them.
+    `rows_known_from`: window rows of earlier positions were never here.
     `window_from`: window rows of earlier positions do not exist for attention (0 but after an approximate replay).
+
+    Entries of the blocks that it was restored from may come through a feed, layer by layer; `require` brings them. Where
+    the feed raises, the sequence is of no more use.
     """
 
     def __init__(
@@ -35,7 +51,12 @@ class Sequence:
         self.profile = profile
         self.position = position
         self.known_from = position
+        self.rows_known_from = max(0, position - profile.window_rows)
         self.window_from = 0
+        self._restored_blocks = 0
+        self._feed: EntryFeed | None = None
+        # Restored entries are here for the layers before this one.
+        self._fed_layers = profile.layer_count
         self.device = device
         behind = max(profile.block_tokens, TILE)
         rows = codec_for(profile.row_format, profile.head_dim, profile.rope_dim)
@@ -58,7 +79,7 @@ class Sequence:
         for index, layer in enumerate(profile.layers):
             if not layer.kind.has_entries:
                 continue
-            capacity = (rows_from // TILE + 2) * TILE // layer.ratio
+            capacity = (max(rows_from, position) // TILE + 2) * TILE // layer.ratio
             self.entries[index] = GrowingRows(
                 entries, profile.head_dim, dtype=dtype, device=device, capacity=capacity
             )
@@ -88,16 +109,32 @@ class Sequence:
 
     def block_payload(self, index: int) -> bytes:
         """Block `index` as stored; InvalidArgument unless the block is whole (index < position // block_tokens)."""
-        blocks = self.position // self.profile.block_tokens
-        if not 0 <= index < blocks:
-            raise InvalidArgument(
-                "no such whole block", field="index", value=index, allowed=f"0 to {blocks - 1}"
-            )
+        self._expect_whole(index)
+        if index < self._restored_blocks:
+            self.finish_feed()
         parts = []
         for section in block_layout(self.profile).sections:
             store = self._entry_store(section)
             parts.append(store.packed(index * section.rows, (index + 1) * section.rows))
         return _joined(parts)
+
+    def rows_payload(self, index: int, *, overlap: bool) -> bytes | None:
+        """Window rows of every token of block `index` in `rows_layout`, with `overlap` the overlap at its end behind them.
+
+        None where they are not here: this sequence was restored inside the block, or has gone on for more than a tile
+        since its end. InvalidArgument unless the block is whole.
+        """
+        self._expect_whole(index)
+        first = index * self.profile.block_tokens
+        edge = first + self.profile.block_tokens
+        if first < self.rows_known_from or any(first < rows.values.base for rows in self.window):
+            return None
+        if overlap and not self._has_overlap(edge):
+            return None
+        layout = rows_layout(self.profile, overlap=overlap)
+        payload = _joined([self._section(section, edge) for section in layout.sections])
+        assert len(payload) == layout.total_bytes
+        return payload
 
     def state(self) -> bytes:
         """The state at `position`, whatever it is, in `state_layout`."""
@@ -121,9 +158,12 @@ class Sequence:
 
     def fork(self) -> Sequence:
         """An independent copy at the same position."""
+        self.finish_feed()
         twin = object.__new__(Sequence)
         twin.profile, twin.position, twin.device = self.profile, self.position, self.device
-        twin.known_from, twin.window_from = self.known_from, self.window_from
+        twin.known_from, twin.rows_known_from = self.known_from, self.rows_known_from
+        twin.window_from, twin._restored_blocks = self.window_from, self._restored_blocks
+        twin._feed, twin._fed_layers = None, self._fed_layers
         twin.window = [rows.fork() for rows in self.window]
         twin.entries = {layer: rows.fork() for layer, rows in self.entries.items()}
         twin.keys = {layer: rows.fork() for layer, rows in self.keys.items()}
@@ -132,29 +172,78 @@ class Sequence:
 
     # ---- stored forms in ------------------------------------------------------------------------------------
 
-    def load_blocks(self, blocks: collections.abc.Sequence[bytes]) -> None:
-        """Append the entries of whole blocks, the first of which follows what is here."""
-        layout = block_layout(self.profile)
-        for index, payload in enumerate(blocks):
-            _expect_bytes(f"blocks[{index}]", payload, layout)
-        for section in layout.sections:
-            joined = b"".join(payload[section.offset : section.end] for payload in blocks)
-            if joined:
-                self._entry_store(section).load(self._tensor(joined, section.row_bytes))
+    def expect_blocks(self, count: int, feed: EntryFeed | None = None) -> None:
+        """The first `count` blocks come by `load_slice`: from the caller, or from `feed` when they are needed."""
+        for section in block_layout(self.profile).sections:
+            self._entry_store(section).expect(count * section.rows)
+        self._restored_blocks, self._feed, self._fed_layers = count, feed, 0
+
+    def load_slice(self, part: LayerSlice, payloads: collections.abc.Sequence[bytes]) -> None:
+        """Entries and keys of the layers of `part`, out of those bytes of every expected block, in order.
+
+        InvalidArgument when layers, the number of payloads or a length are not those that come next.
+        """
+        if part.first_layer != self._fed_layers or not part.first_layer < part.end_layer <= len(self.window):
+            raise InvalidArgument(
+                "slices come in the order of the layers",
+                field="slice",
+                value=f"layers {part.first_layer} to {part.end_layer - 1}",
+                allowed=f"from layer {self._fed_layers} on, of {len(self.window)}",
+            )
+        if len(payloads) != self._restored_blocks:
+            raise InvalidArgument(
+                "all whole blocks before the position",
+                field="blocks",
+                value=len(payloads),
+                allowed=f"{self._restored_blocks}",
+            )
+        sections = [
+            section
+            for section in block_layout(self.profile).sections
+            if part.first_layer <= section.layer < part.end_layer
+        ]
+        length = sum(section.length for section in sections)
+        start = sections[0].offset if sections else part.offset
+        for index, payload in enumerate(payloads):
+            _expect_bytes(f"blocks[{index}]", payload, length)
+        with torch.inference_mode():
+            for section in sections if payloads else ():
+                span = slice(section.offset - start, section.end - start)
+                joined = bytearray().join([payload[span] for payload in payloads])
+                self._entry_store(section).place(0, self._tensor(joined, section.row_bytes))
+        self._fed_layers = part.end_layer
+
+    def require(self, layer: int) -> None:
+        """Restored entries and keys of `layer` are here when this returns; takes from the feed what is missing."""
+        while layer >= self._fed_layers:
+            self._advance()
+
+    def finish_feed(self) -> None:
+        """All restored entries and keys are here when this returns."""
+        self.require(len(self.window) - 1)
+
+    def _advance(self) -> None:
+        part = None if self._feed is None else next(self._feed, None)
+        if part is None:
+            raise InvalidArgument(
+                "the blocks' bytes ended before their last layer",
+                field="layer",
+                value=self._fed_layers,
+                allowed=f"slices of all {len(self.window)} layers",
+            )
+        self.load_slice(*part)
+        if self._fed_layers == len(self.window):
+            self._feed = None
 
     def load_state(self, state: bytes, position: int) -> None:
-        """Take window rows, overlap and open block from a state at `position`; the whole blocks are loaded already."""
+        """Take window rows, overlap and open block from a state at `position`; the whole blocks are expected already."""
         layout = state_layout(self.profile, position)
-        _expect_bytes("state", state, layout)
-        tile_end = (max(position, 1) - 1) // TILE * TILE + TILE
-        for rows in self.window:
-            rows.cover(tile_end)
-        for stream in self.streams.values():
-            stream.cover(tile_end)
+        _expect_bytes("state", state, layout.total_bytes)
+        self._cover(position)
         for section in layout.sections:
             if not section.length:
                 continue
-            data = state[section.offset : section.end]
+            data = bytearray(state[section.offset : section.end])
             if section.part == "window":
                 self.window[section.layer].load(
                     position - section.rows, self._tensor(data, section.row_bytes)
@@ -163,6 +252,52 @@ class Sequence:
                 self._entry_store(section).load(self._tensor(data, section.row_bytes))
             else:
                 self._load_stream(section, position, data)
+
+    def begin_windows(self, position: int) -> None:
+        """Window rows of positions before `position` do not exist."""
+        self.window_from = position
+        self.rows_known_from = max(self.rows_known_from, position)
+
+    def load_rows(self, rows: collections.abc.Sequence[bytes], edge: int, *, overlap: bool) -> None:
+        """Take the window rows that a resume at block edge `edge` starts from, out of the rows of those blocks that
+        `rows_needed` names; with `overlap` also the overlap at `edge`. Rows may be stored with or without an overlap."""
+        profile, needed = self.profile, rows_needed(self.profile, edge, overlap=overlap)
+        if len(rows) != needed.blocks:
+            raise InvalidArgument(
+                "the rows of all blocks that the window reaches into",
+                field="rows",
+                value=len(rows),
+                allowed=f"{needed.blocks} for edge {edge}",
+            )
+        whole = rows_layout(profile, overlap=True)
+        for index, payload in enumerate(rows):
+            ends_here = overlap and index == len(rows) - 1
+            lengths = (whole.total_bytes,) if ends_here else (profile.rows_block_bytes, whole.total_bytes)
+            _expect_bytes(f"rows[{index}]", payload, *lengths)
+        self._cover(needed.state_at)
+        start = needed.first_block * profile.block_tokens
+        first = max(0, needed.state_at - profile.window_rows)
+        for section in whole.sections:
+            if section.part == "window":
+                joined = bytearray().join([payload[section.offset : section.end] for payload in rows])
+                packed = self._tensor(joined, section.row_bytes)
+                self.window[section.layer].load(first, packed[first - start : needed.state_at - start])
+            elif overlap:
+                self._load_stream(section, edge, bytearray(rows[-1][section.offset : section.end]))
+
+    def _cover(self, position: int) -> None:
+        tile_end = (max(position, 1) - 1) // TILE * TILE + TILE
+        for rows in self.window:
+            rows.cover(tile_end)
+        for stream in self.streams.values():
+            stream.cover(tile_end)
+
+    def _has_overlap(self, edge: int) -> bool:
+        layers = self.profile.layers
+        overlaps = (layer for layer in self.streams if layers[layer].kind is LayerKind.CSA)
+        return edge >= self.known_from and all(
+            edge - layers[layer].ratio >= self.streams[layer].base for layer in overlaps
+        )
 
     # ---- sections -------------------------------------------------------------------------------------------
 
@@ -180,7 +315,7 @@ class Sequence:
         rows = self.streams[section.layer].read(first, first + section.rows)
         return torch.cat([rows[:, span] for span in columns], dim=1).view(torch.uint8)
 
-    def _load_stream(self, section: Section, position: int, data: bytes) -> None:
+    def _load_stream(self, section: Section, position: int, data: bytearray) -> None:
         first, columns = self._stream_span(section, position)
         rows = self.streams[section.layer].read(first, first + section.rows)
         values = self._tensor(data, section.row_bytes).view(torch.float32)
@@ -199,9 +334,15 @@ class Sequence:
             return group_start - layer.ratio, overlap_columns(self.profile)[section.field]
         return group_start, tail_columns(self.profile, layer)[section.field]
 
-    def _tensor(self, data: bytes, row_bytes: int) -> torch.Tensor:
-        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, row_bytes)
-        return flat.to(self.device)
+    def _tensor(self, data: bytearray, row_bytes: int) -> torch.Tensor:
+        return torch.frombuffer(data, dtype=torch.uint8).view(-1, row_bytes).to(self.device)
+
+    def _expect_whole(self, index: int) -> None:
+        blocks = self.position // self.profile.block_tokens
+        if not 0 <= index < blocks:
+            raise InvalidArgument(
+                "no such whole block", field="index", value=index, allowed=f"0 to {blocks - 1}"
+            )
 
 
 def _joined(parts: list[torch.Tensor]) -> bytes:
@@ -211,11 +352,11 @@ def _joined(parts: list[torch.Tensor]) -> bytes:
     return joined.numpy().tobytes()
 
 
-def _expect_bytes(field: str, payload: bytes, layout: Layout) -> None:
-    if len(payload) != layout.total_bytes:
+def _expect_bytes(field: str, payload: bytes, *lengths: int) -> None:
+    if len(payload) not in lengths:
         raise InvalidArgument(
             "payload of the wrong length",
             field=field,
             value=len(payload),
-            allowed=f"{layout.total_bytes} bytes",
+            allowed=" or ".join(f"{length} bytes" for length in lengths),
         )

@@ -115,7 +115,10 @@ class WindowRows:
 
 
 class GrowingRows:
-    """Entries or index keys of one layer, by index; appended, never changed. Memory doubles when it is full."""
+    """Entries or index keys of one layer, by index; appended, never changed. Memory doubles when it is full.
+
+    The first of them may be announced (`expect`) and come later (`place`); what is appended meanwhile lies behind them.
+    """
 
     def __init__(
         self, codec: RowCodec, dim: int, *, dtype: torch.dtype, device: torch.device, capacity: int
@@ -135,6 +138,20 @@ class GrowingRows:
             if self._packed is not None:
                 self._packed = _grown(self._packed, self.count, capacity)
 
+    def expect(self, rows: int) -> None:
+        """Leave room for the first `rows`, which `place` brings; nothing is here yet."""
+        assert self.count == 0, f"{self.count} entries lie where {rows} are expected"
+        self.reserve(rows)
+        self.count = rows
+
+    def place(self, first: int, packed: torch.Tensor) -> None:
+        """Expected entries first, first + 1, ...: uint8 [n, row_bytes], as stored."""
+        end = first + packed.shape[0]
+        assert end <= self.count, f"{self.count} entries are expected, {end} came"
+        if self._packed is not None:
+            self._packed[first:end] = packed
+        self._values[first:end] = self._codec.decode(packed).to(self._dtype)
+
     def append(self, rows: torch.Tensor) -> None:
         """float32 [n, dim]."""
         if self._packed is None:
@@ -146,12 +163,10 @@ class GrowingRows:
 
     def load(self, packed: torch.Tensor) -> None:
         """Append uint8 [n, row_bytes], as stored."""
-        end = self.count + packed.shape[0]
-        self.reserve(end)
-        if self._packed is not None:
-            self._packed[self.count : end] = packed
-        self._values[self.count : end] = self._codec.decode(packed).to(self._dtype)
-        self.count = end
+        first = self.count
+        self.reserve(first + packed.shape[0])
+        self.count = first + packed.shape[0]
+        self.place(first, packed)
 
     def values(self, rows: int) -> torch.Tensor:
         """A view of the first `rows`, finite also where nothing was appended yet."""

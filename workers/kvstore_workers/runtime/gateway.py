@@ -1,160 +1,72 @@
-"""One prompt through a prefill worker and a decode worker, as one stream of events in which no token comes twice."""
+"""One prompt through a prefill worker and decode workers, as one stream of events; workers that fail are replaced."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import grpc
 
 from kvstore.clock import Clock
-from kvstore.errors import Unavailable
+from kvstore.errors import ConfigError, GeometryMismatch, Unavailable
 from kvstore.service.status import ERROR_METADATA, MAX_MESSAGE_CHARS
 from kvstore.v1 import worker_pb2 as pb
 from kvstore.v1 import worker_pb2_grpc
 from kvstore_workers.runtime.answering import refuse
+from kvstore_workers.runtime.caller import Caller
+from kvstore_workers.runtime.dispatch import Errand, Member, Pool
+from kvstore_workers.runtime.lane import EventStream
+from kvstore_workers.runtime.peer import Described, Ending, Peer, WorkerAway, error_name
+from kvstore_workers.runtime.pool import edges
+from kvstore_workers.runtime.relay import Leg, Relay, TokensDiffer
 from kvstore_workers.runtime.room import Room
-from kvstore_workers.runtime.stop import Stopped
-from kvstore_workers.runtime.values import StoreReport, check_request
-from kvstore_workers.runtime.wire import from_request, from_stored, to_stored
+from kvstore_workers.runtime.values import Request, Span, check_request
+from kvstore_workers.runtime.wire import from_request, to_span
 
 log = logging.getLogger(__name__)
 
-REQUEST_SECONDS = 3600.0
-"""How long a request may take where its caller sets no deadline."""
+TRIES = 2
+"""Workers that may be lost in the middle of a request, of each role: a request that ends its workers ends no more."""
 
-DECODE_TRIES = 2
+AWAY_SECONDS = 5.0
+"""How long a request waits for a decode worker to come back when all of them are away. For a prefill worker it does not
+wait: a decode worker can do all of it."""
 
-RECONNECT_SECONDS = 1.0
-"""How long a decode worker that went away may take to be there again before it is asked once more."""
+TRACK = "gateway"
 
 _Event = pb.GenerateEvent
-
-
-class TokensDiffer(Exception):
-    """A second decode worker gave another token than the one that was sent already."""
-
-
-class Relay:
-    """What has been sent to one caller, and with it what an event that comes now becomes."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._began = clock.monotonic()
-        self._has_prefix = False
-        self.tokens: list[int] = []
-        self._replayed = 0
-        self._before = StoreReport()
-        self._latest = StoreReport()
-        self.ticket = b""
-        self.model = b""
-
-    def begin_worker(self) -> None:
-        """A further worker's events come from here on: its counts add to those before, its tokens start again."""
-        self._before = self._before.plus(self._latest)
-        self._latest = StoreReport()
-        self._replayed = 0
-
-    def prefill(self, event: _Event) -> _Event | None:
-        """What the caller gets of a prefill worker's event; None: nothing."""
-        if event.kind == _Event.DONE:
-            self.ticket = event.ticket
-            self._latest = from_stored(event.stored)
-            return self._made(_Event.STORED)
-        return self._passed(event)
-
-    def decode(self, event: _Event, *, has_first: bool) -> _Event | None:
-        """What the caller gets of a decode worker's event. `has_first`: the worker was given the first token."""
-        if event.kind in (_Event.FIRST_TOKEN, _Event.TOKEN):
-            place = self._replayed + has_first
-            self._replayed += 1
-            if place < len(self.tokens):
-                if self.tokens[place] != event.token:
-                    raise TokensDiffer(
-                        f"token {place} was sent as {self.tokens[place]}, and is {event.token} from the second decode worker"
-                    )
-                return None
-        return self._passed(event)
-
-    def done(self) -> _Event:
-        return self._made(_Event.DONE)
-
-    def _passed(self, event: _Event) -> _Event | None:
-        if event.kind == _Event.PREFIX:
-            if not self.tokens:
-                # Whoever picks the first token decides which model the others must have.
-                self.model = event.model
-            if self._has_prefix:
-                return None
-            self._has_prefix = True
-        elif event.kind in (_Event.STORED, _Event.DONE):
-            self._latest = from_stored(event.stored)
-            return self._made(event.kind)
-        else:
-            self.tokens.append(event.token)
-        passed = _Event()
-        passed.CopyFrom(event)
-        passed.at_seconds = self._clock.monotonic() - self._began
-        return passed
-
-    def _made(self, kind: _Event.Kind) -> _Event:
-        at_seconds = self._clock.monotonic() - self._began
-        return _Event(kind=kind, at_seconds=at_seconds, stored=to_stored(self._before.plus(self._latest)))
-
-
-class Caller:
-    """The call under way to a worker, ended when our own caller goes."""
-
-    def __init__(self, context: grpc.ServicerContext, clock: Clock) -> None:
-        self._clock = clock
-        left = context.time_remaining()
-        self._deadline = clock.monotonic() + (REQUEST_SECONDS if left is None else min(left, REQUEST_SECONDS))
-        self._lock = threading.Lock()
-        self._gone = False
-        self._call: grpc.Call | None = None
-        if not context.add_callback(self._leave):
-            self._leave()
-
-    def events(self, open_call: Callable[..., Iterator[_Event]], request: object) -> Iterator[_Event]:
-        """The events of `open_call(request)`; raises grpc.RpcError as the call does, Stopped when our caller has gone."""
-        with self._lock:
-            if self._gone:
-                raise Stopped
-            call = open_call(request, timeout=max(self._deadline - self._clock.monotonic(), 0.0))
-            assert isinstance(call, grpc.Call)
-            self._call = call
-        try:
-            yield from call
-        except grpc.RpcError:
-            if self._gone:
-                raise Stopped from None
-            raise
-        finally:
-            call.cancel()
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._gone = True
-            if self._call is not None:
-                self._call.cancel()
+_Events = Generator[tuple[Leg, _Event], None, None]
 
 
 class GatewayServicer(worker_pb2_grpc.GatewayServicer):
-    """One prefill and one decode worker. At most `limit` requests at once; the next is refused with LIMIT_EXCEEDED."""
+    """In front of two pools of workers. `room` limits the requests inside, those that wait included."""
 
-    def __init__(self, prefill: grpc.Channel, decode: grpc.Channel, *, limit: int, clock: Clock) -> None:
-        self._prefill = worker_pb2_grpc.PrefillStub(prefill)
-        self._decode = worker_pb2_grpc.DecodeStub(decode)
-        self._decode_channel = decode
+    def __init__(
+        self, prefill: Pool, decode: Pool, *, room: Room, clock: Clock, away_seconds: float = AWAY_SECONDS
+    ) -> None:
+        self._prefill = prefill
+        self._decode = decode
         self._clock = clock
-        self._room = Room(limit, what="gateway")
+        self._room = room
+        self._away_seconds = away_seconds
 
     def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[_Event]:  # noqa: N802 -- gRPC's name
         try:
-            check_request(from_request(request), vocabulary=None)
+            job = from_request(request)
+            check_request(job, vocabulary=None)
             with self._room:
-                yield from self._run(request, Relay(self._clock), Caller(context, self._clock))
+                yield from Generation(
+                    job,
+                    request,
+                    Caller(context, self._clock),
+                    prefill=self._prefill,
+                    decode=self._decode,
+                    clock=self._clock,
+                    away_seconds=self._away_seconds,
+                ).events()
         except grpc.RpcError as error:
             _pass_on(context, error)
         except TokensDiffer as error:
@@ -162,86 +74,219 @@ class GatewayServicer(worker_pb2_grpc.GatewayServicer):
         except Exception as error:  # noqa: BLE001 -- becomes a status, and is logged where it is unexpected
             refuse(context, error, method="Gateway.Generate")
 
-    def _run(self, request: pb.GenerateRequest, relay: Relay, caller: Caller) -> Iterator[_Event]:
-        # Without a store there is no handoff, and two workers would compute the same prompt.
-        if not request.bypass_store:
-            yield from self._run_prefill(request, relay, caller)
-        for attempt in range(DECODE_TRIES):
-            relay.begin_worker()
-            if len(relay.tokens) == request.max_new_tokens:
-                yield relay.done()
-                return
-            try:
-                yield from self._run_decode(request, relay, caller, use_ticket=attempt == 0)
-            except grpc.RpcError as error:
-                if not _is_away(error):
-                    raise
-                if attempt == DECODE_TRIES - 1:
-                    raise Unavailable(
-                        f"the decode worker could not be reached, {DECODE_TRIES} times: {_words(error)}"
-                    ) from error
-                log.warning("the decode worker went away, asking again: %s", _words(error))
-                _wait_until_there(self._decode_channel)
-            else:
-                return
 
-    def _run_prefill(self, request: pb.GenerateRequest, relay: Relay, caller: Caller) -> Iterator[_Event]:
-        """The prefill worker's events, as far as it comes: one that goes away leaves the rest to the decode worker."""
+class Generation:
+    """One request on its way through the workers."""
+
+    def __init__(
+        self,
+        job: Request,
+        request: pb.GenerateRequest,
+        caller: Caller,
+        *,
+        prefill: Pool,
+        decode: Pool,
+        clock: Clock,
+        away_seconds: float,
+    ) -> None:
+        self._job = job
+        self._request = request
+        self._caller = caller
+        self._prefill_pool = prefill
+        self._decode_pool = decode
+        self._clock = clock
+        self._away_seconds = away_seconds
+        self._relay = Relay(clock, samples=job.samples, new_tokens=job.max_new_tokens)
+        self._choosing = threading.Lock()
+        self._model: tuple[Peer, Described] | None = None
+        # The prefill worker whose handoff decode workers are to take.
+        self._left_by: Peer | None = None
+
+    def events(self) -> Iterator[_Event]:
+        """All that the caller gets."""
+        is_whole = False
         try:
-            for event in caller.events(self._prefill.Run, request):
-                passed = relay.prefill(event)
+            # Without a store there is no handoff, and two workers would compute the same prompt.
+            if not self._job.bypass_store:
+                yield from self._passed(self._prefill())
+            lacking = self._relay.lacking
+            if len(lacking) == 1:
+                yield from self._passed(self._decode(lacking[0], is_first=True))
+            elif lacking:
+                yield from self._decode_each(lacking)
+            is_whole = True
+            yield self._relay.done()
+        finally:
+            if not is_whole and self._relay.ticket and self._left_by is not None:
+                self._left_by.discard(self._relay.ticket)
+
+    # ---- steps -------------------------------------------------------------------------------------------------
+
+    def _prefill(self) -> _Events:
+        """A prefill worker's events, as far as any comes; the rest is left to decode workers."""
+        pool = self._prefill_pool
+        errand = pool.errand(is_new=True, patience=0.0, prefixes=edges(self._job.tokens))
+        try:
+            yield from self._ask(
+                pool,
+                errand,
+                lambda: (self._relay.prefill(), self._request),
+                lambda: bool(self._relay.lacking),
+            )
+        except Unavailable as error:
+            log.info("decode workers do what is left: %s", error)
+
+    def _decode(self, sample: int, *, is_first: bool) -> _Events:
+        """A decode worker's events for one sample. `is_first`: of this request's, which may be its first work at all."""
+        pool, relay = self._decode_pool, self._relay
+
+        def begin() -> tuple[Leg, pb.DecodeRequest]:
+            asked = pb.DecodeRequest(request=self._request, sample=sample)
+            leg = relay.decode(sample)
+            if leg.has_first:
+                asked.first_token = relay.tokens_of(sample)[0]
+                asked.model = relay.model
+                # Also the second time: the take of a worker that died goes back, and where it does not, a lookup does.
+                asked.ticket = relay.ticket
+            return leg, asked
+
+        is_new = is_first and not relay.has_tokens
+        errand = pool.errand(is_new=is_new, patience=self._away_seconds)
+        yield from self._ask(pool, errand, begin, lambda: relay.lacks(sample), sample=sample)
+
+    def _decode_each(self, samples: list[int]) -> Iterator[_Event]:
+        """All the samples at once, each by a worker of its own choice, their events as they come."""
+        stream: EventStream[_Event] = EventStream()
+        # An event is taken and put in one step: otherwise another sample's token might overtake PREFIX.
+        order = threading.Lock()
+        running = set(samples)
+
+        def work(sample: int) -> None:
+            error: BaseException | None = None
+            try:
+                with closing(self._decode(sample, is_first=sample == samples[0])) as events:
+                    for leg, event in events:
+                        with order:
+                            passed = self._relay.take(leg, event)
+                            if passed is not None:
+                                stream.put(passed)
+            except BaseException as raised:  # noqa: BLE001 -- handed to the reader, who raises it
+                error = raised
+            with order:
+                running.discard(sample)
+                if error is not None or not running:
+                    stream.end(error)
+
+        threads = ThreadPoolExecutor(
+            min(len(samples), self._decode_pool.capacity), thread_name_prefix="sample"
+        )
+        try:
+            with self._caller.waking(stream.cancel):
+                for sample in samples:
+                    threads.submit(work, sample)
+                yield from stream
+        finally:
+            # No sample goes on when one has failed; when all have ended this ends nothing.
+            stream.cancel()
+            self._caller.leave()
+            threads.shutdown(wait=True, cancel_futures=True)
+
+    def _ask(
+        self,
+        pool: Pool,
+        errand: Errand,
+        begin: Callable[[], tuple[Leg, pb.GenerateRequest | pb.DecodeRequest]],
+        is_wanted: Callable[[], bool],
+        *,
+        sample: int | None = None,
+    ) -> _Events:
+        """One worker's events, and those of the one that replaces it; UNAVAILABLE where none does it to the end.
+
+        `begin` makes what a worker is asked, from what the caller has by then; nobody is asked when that is all.
+        """
+        lost = 0
+        while is_wanted():
+            waited = self._begin_span()
+            with pool.worker(errand, self._caller) as member:
+                waited(f"wait for a {pool.role} worker", member.peer, sample)
+                worked = self._begin_span()
+                try:
+                    if pool is self._prefill_pool:
+                        self._left_by = member.peer
+                    yield from self._ask_one(pool, member, begin)
+                    return
+                except WorkerAway as away:
+                    pool.away(errand, member, away)
+                    lost += away.ending is Ending.LOST
+                except ConfigError as error:
+                    pool.away(errand, member, WorkerAway(Ending.WRONG, str(error)))
+                    raise
+                finally:
+                    worked(pool.role, member.peer, sample)
+            if not self._relay.has_tokens:
+                self._model = None
+            if lost == TRIES:
+                raise pool.unreachable(errand)
+
+    def _ask_one(
+        self,
+        pool: Pool,
+        member: Member,
+        begin: Callable[[], tuple[Leg, pb.GenerateRequest | pb.DecodeRequest]],
+    ) -> _Events:
+        self._check_model(member.peer)
+        leg, message = begin()
+        is_well = False
+        with closing(member.peer.events(message, self._caller)) as events:
+            for event in events:
+                if not is_well:
+                    is_well = True
+                    pool.well(member)
+                yield leg, event
+
+    # ---- small things ------------------------------------------------------------------------------------------
+
+    def _passed(self, events: _Events) -> Iterator[_Event]:
+        with closing(events):
+            for leg, event in events:
+                passed = self._relay.take(leg, event)
                 if passed is not None:
                     yield passed
-        except grpc.RpcError as error:
-            if not _is_away(error):
-                raise
-            log.warning("the prefill worker went away, the decode worker does the rest: %s", _words(error))
 
-    def _run_decode(
-        self, request: pb.GenerateRequest, relay: Relay, caller: Caller, *, use_ticket: bool
-    ) -> Iterator[_Event]:
-        asked = pb.DecodeRequest(request=request)
-        has_first = bool(relay.tokens)
-        if has_first:
-            asked.first_token = relay.tokens[0]
-            asked.model = relay.model
-            asked.ticket = relay.ticket if use_ticket else b""
-        for event in caller.events(self._decode.Run, asked):
-            passed = relay.decode(event, has_first=has_first)
-            if passed is not None:
-                yield passed
+    def _check_model(self, peer: Peer) -> None:
+        """GEOMETRY_MISMATCH unless `peer` has the model of the worker that this request had before."""
+        described = peer.described(self._caller)
+        with self._choosing:
+            if self._model is None:
+                self._model = peer, described
+            first, expected = self._model
+        if described.model != expected.model:
+            raise GeometryMismatch(
+                "workers have different models",
+                field=str(peer),
+                value=described.name,
+                allowed=f"{expected.name}, as the {first} has",
+            )
 
+    def _begin_span(self) -> Callable[[str, Peer, int | None], None]:
+        """A span that begins now; what is returned ends it."""
+        wall, began = self._clock.wall(), self._clock.monotonic()
 
-def _is_away(error: grpc.RpcError) -> bool:
-    """A worker that is not there, is shutting down, or died half-way; what it refuses by name it would refuse again.
+        def end(name: str, peer: Peer, sample: int | None) -> None:
+            if not self._job.trace:
+                return
+            # Samples run beside each other, so each has its own line.
+            track = TRACK if sample is None or self._job.samples == 1 else f"{TRACK}: sample {sample}"
+            seconds = self._clock.monotonic() - began
+            self._relay.add_span(to_span(Span(name, track, wall, seconds, (("worker", peer.address),))))
 
-    CANCELLED is a worker's too, since a call that our own caller gave up ends as Stopped.
-    """
-    return isinstance(error, grpc.Call) and error.code() in (
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.CANCELLED,
-    )
-
-
-def _wait_until_there(channel: grpc.Channel) -> None:
-    """Return when the channel is connected, or after RECONNECT_SECONDS. A channel that has just failed goes on failing
-    for a moment after its worker is back."""
-    there = grpc.channel_ready_future(channel)
-    try:
-        there.result(timeout=RECONNECT_SECONDS)
-    except grpc.FutureTimeoutError:
-        there.cancel()
-
-
-def _words(error: grpc.RpcError) -> str:
-    assert isinstance(error, grpc.Call), "every RpcError of a call is also a Call"
-    return f"{error.code().name}: {error.details()}"[:MAX_MESSAGE_CHARS]
+        return end
 
 
 def _pass_on(context: grpc.ServicerContext, error: grpc.RpcError) -> None:
     """A worker's refusal is ours, under the same name."""
     assert isinstance(error, grpc.Call), "every RpcError of a call is also a Call"
-    name = next((value for key, value in error.trailing_metadata() or () if key == ERROR_METADATA), None)
+    name = error_name(error)
     if name is not None:
         context.set_trailing_metadata(((ERROR_METADATA, name),))
     context.abort(error.code(), (error.details() or "no details")[:MAX_MESSAGE_CHARS])

@@ -23,7 +23,8 @@ E = TypeVar("E")
 
 
 class EventStream(Generic[E]):
-    """Events of one request, written by the lane and read by one other thread. Ends with the work's own error, if any."""
+    """Events of one request, written by the threads that work for it and read by one other. Ends with the work's own
+    error, if any."""
 
     def __init__(self, *, events_max: int = EVENTS_MAX, reader_seconds: float = READER_SECONDS) -> None:
         self.stop = Stop()
@@ -56,7 +57,7 @@ class EventStream(Generic[E]):
             yield event
 
     def put(self, event: E) -> None:
-        """Called by the lane. Stopped when the reader has gone, LIMIT_EXCEEDED when it takes nothing for too long."""
+        """Add an event. Stopped when the reader has gone, LIMIT_EXCEEDED when it takes nothing for too long."""
         with self._changed:
             has_room = self._changed.wait_for(
                 lambda: len(self._events) < self._events_max or self.stop.is_set, timeout=self._reader_seconds
@@ -74,8 +75,10 @@ class EventStream(Generic[E]):
             self._changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Called by the lane, once."""
+        """No further event comes. The first end counts."""
         with self._changed:
+            if self._ended:
+                return
             self._ended = True
             self._error = error
             self._changed.notify_all()

@@ -20,7 +20,7 @@ THREADS_MAX = 1024
 class WorkerOptions:
     """role: prefill or decode. checkpoint: a folder, else random weights from `seed` for `profile`. cache: the service's
     directory, empty for none. threads 0: torch's choice. namespace: a label, empty for one made from the identity.
-    requests: that may run or wait at once."""
+    requests: that may run or wait at once. grace: seconds that they may go on once the worker is told to end."""
 
     role: str
     listen: str
@@ -35,6 +35,7 @@ class WorkerOptions:
     tenant_salt: str = ""
     policy: str = ""
     requests: int = 64
+    grace: float = 10.0
 
 
 def check_options(options: WorkerOptions) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Sequence as TokenSequence
 import torch
 
 from kvstore.prefix.keys import KeyChain
-from kvstore_workers.model.model import Model
+from kvstore_workers.model.model import Logits, Model
 from kvstore_workers.runtime.restore import Restored
 from kvstore_workers.runtime.writer import StoreRun
 
@@ -30,7 +30,7 @@ class RunKeys:
 
 
 class Passage:
-    """Extends a restored sequence and hands finished blocks, and the states that were asked for, to a run.
+    """Extends a restored sequence and hands finished blocks, and the states and rows that were asked for, to a run.
 
     `keys` holds the prompt's already and grows with the output. `run` None: nothing is kept.
     """
@@ -40,16 +40,18 @@ class Passage:
         self._keys = keys
         self._run = run
         self._save = restored.save_states
+        self._lineage = restored.report.lineage
         self._prompt_tokens = restored.report.prompt_tokens
         self._block_tokens = model.profile.block_tokens
         self.sequence = restored.sequence
         self._next_block = self.position // self._block_tokens
         self._states: dict[int, bytes] = {}
+        self._rows: dict[int, bytes] = {}
         self._saved: dict[int, tuple[bool, bool]] = {}
         if run is not None and restored.report.replayed_tokens and any(self._tiers(self.position)):
             # The replay has just made a state that nobody holds; its block is held.
             self._states[self.position] = self.sequence.state()
-            self._put_state(self.position)
+            self._put_state(run, self.position)
 
     @property
     def position(self) -> int:
@@ -57,20 +59,13 @@ class Passage:
 
     def extend(self, tokens: TokenSequence[int], *, logits: bool) -> torch.Tensor | None:
         """Advance by `tokens` and hand over what that finished; the last token's logits, if asked for."""
+        wanted: Logits = "last" if logits else "none"
         if self._run is None:
-            return self._model.extend(
-                self.sequence, tokens, logits="last" if logits else "none", wanted_edges=_no_edge
-            )
+            return self._model.extend(self.sequence, tokens, logits=wanted)
         if self.position >= self._prompt_tokens:
             self._keys.extend(tokens)
-        result = self._model.extend(
-            self.sequence,
-            tokens,
-            logits="last" if logits else "none",
-            wanted_edges=self._is_wanted,
-            on_state=self._states.__setitem__,
-        )
-        self._hand_over()
+        result = self._model.extend(self.sequence, tokens, logits=wanted, on_edge=self._at_edge)
+        self._hand_over(self._run)
         return result
 
     def finish(self) -> None:
@@ -87,7 +82,12 @@ class Passage:
         to_pool, to_ssd = save.output_edge_pool and not had_pool, save.output_edge_ssd and not had_ssd
         if to_pool or to_ssd:
             self._run.put_state(
-                key=self._key(edge), position=edge, payload=state, to_pool=to_pool, to_ssd=to_ssd
+                key=self._key(edge),
+                position=edge,
+                payload=state,
+                to_pool=to_pool,
+                to_ssd=to_ssd,
+                lineage=self._lineage,
             )
 
     # ---- what is kept ------------------------------------------------------------------------------------------
@@ -98,33 +98,43 @@ class Passage:
         in_output = every > 0 and edge > self._prompt_tokens and edge % every == 0
         return edge in self._save.pool, edge in self._save.ssd or in_output
 
-    def _is_wanted(self, edge: int) -> bool:
-        return any(self._tiers(edge))
+    def _at_edge(self, edge: int) -> None:
+        """Take what is to be kept while the sequence still has it."""
+        if any(self._tiers(edge)):
+            self._states[edge] = self.sequence.state_at(edge)
+        if self._save.rows:
+            rows = self.sequence.rows_payload(edge // self._block_tokens - 1, overlap=self._save.rows_overlap)
+            if rows is not None:
+                self._rows[edge] = rows
 
-    def _hand_over(self) -> None:
-        assert self._run is not None
+    def _hand_over(self, run: StoreRun) -> None:
         for index in range(self._next_block, self.position // self._block_tokens):
             edge = (index + 1) * self._block_tokens
-            self._run.put_block(
+            run.put_block(
                 key=self._keys.keys[index],
                 parent=self._keys.parent(index),
                 position=edge,
                 payload=self.sequence.block_payload(index),
+                lineage=self._lineage,
             )
             if edge in self._states:
-                self._put_state(edge)
+                self._put_state(run, edge)
+            if edge in self._rows:
+                run.put_rows(
+                    key=self._key(edge), position=edge, payload=self._rows.pop(edge), lineage=self._lineage
+                )
         self._next_block = self.position // self._block_tokens
 
-    def _put_state(self, edge: int) -> None:
-        assert self._run is not None
+    def _put_state(self, run: StoreRun, edge: int) -> None:
         to_pool, to_ssd = self._saved[edge] = self._tiers(edge)
-        self._run.put_state(
-            key=self._key(edge), position=edge, payload=self._states.pop(edge), to_pool=to_pool, to_ssd=to_ssd
+        run.put_state(
+            key=self._key(edge),
+            position=edge,
+            payload=self._states.pop(edge),
+            to_pool=to_pool,
+            to_ssd=to_ssd,
+            lineage=self._lineage,
         )
 
     def _key(self, edge: int) -> bytes:
         return self._keys.keys[edge // self._block_tokens - 1]
-
-
-def _no_edge(edge: int) -> bool:
-    return False

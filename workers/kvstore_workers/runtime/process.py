@@ -18,10 +18,12 @@ from kvstore_client.client import CacheClient
 from kvstore_client.values import Deadlines
 from kvstore_workers.model.config import ModelConfig
 from kvstore_workers.model.model import Model
+from kvstore_workers.model.rates import measure_rates
 from kvstore_workers.model.selfcheck import SelfCheck, numerics, self_check
 from kvstore_workers.runtime.engine import FLUSH_SECONDS, Engine
 from kvstore_workers.runtime.lane import Lane
 from kvstore_workers.runtime.options import WorkerOptions, check_options, check_policy
+from kvstore_workers.runtime.rates import Rates
 from kvstore_workers.runtime.room import Room
 from kvstore_workers.runtime.server import DRAIN_SECONDS, Server, serve_until_told
 from kvstore_workers.runtime.servicers import DecodeServicer, Desk, Identity, PrefillServicer, WorkerServicer
@@ -41,19 +43,28 @@ def serve_worker(options: WorkerOptions) -> None:
         desk = Desk(Room(options.requests, what="worker"), lane, SystemClock())
         ending.callback(lane.close)
         model, check, numbers = lane.call(lambda: _prepare(options))
-        store = _open_store(options, model, numbers)
+        rates = Rates()
+        store = _open_store(options, model, numbers, rates)
         writer: Writer | None = None
         if store is not None:
+            # So that the first plan has this machine's own prices.
+            measured = lane.call(lambda: measure_rates(model))
+            rates.prime(
+                layer_token=measured.seconds_per_layer_token,
+                index_entry=measured.seconds_per_index_entry,
+                spread=measured.density_spread,
+            )
             ending.callback(store.close)
             writer = Writer(store)
             ending.callback(_close_writer, writer)
-        engine = Engine(model, store=store, writer=writer, clock=SystemClock())
+        name = f"{options.role} {os.getpid()}"
+        engine = Engine(model, store=store, writer=writer, clock=SystemClock(), name=name)
         server = Server(path, requests=options.requests, name="--listen")
         services = _add_services(server, Identity(options.role, numbers, check.bit_equal), engine, desk)
         ready = (
             f"kvstore worker {options.role}: ready on unix:{path}; {_about(options, model, check, numbers)}"
         )
-        serve_until_told(server, services=services, ready=ready, draining=lane.drain)
+        serve_until_told(server, services=services, ready=ready, room=desk.room, grace=options.grace)
 
 
 def _close_writer(writer: Writer) -> None:
@@ -73,7 +84,7 @@ def _prepare(options: WorkerOptions) -> tuple[Model, SelfCheck, str]:
         config = ModelConfig.for_profile(get_profile(options.profile))
         model = Model.random(config, seed=options.seed, device=device, dtype=dtype)
     check = self_check(model)
-    return model, check, numerics(model)
+    return model, check, numerics(model, bit_equal=check.bit_equal)
 
 
 def _device(name: str) -> torch.device:
@@ -90,7 +101,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _open_store(options: WorkerOptions, model: Model, numbers: str) -> PrefixStore | None:
+def _open_store(options: WorkerOptions, model: Model, numbers: str, rates: Rates) -> PrefixStore | None:
     """None without a cache directory. A service that is not there yet is a warning: the namespace is opened later."""
     if not options.cache:
         return None
@@ -106,7 +117,7 @@ def _open_store(options: WorkerOptions, model: Model, numbers: str) -> PrefixSto
     # A commit that takes longer than a request waits for it would only hold up the writer's next batch.
     deadlines = Deadlines(commit=FLUSH_SECONDS)
     cache = CacheClient(options.cache, owner=f"worker-{options.role}-{os.getpid()}", deadlines=deadlines)
-    store = PrefixStore(cache, identity, name=name, policy=options.policy, clock=SystemClock())
+    store = PrefixStore(cache, identity, name=name, policy=options.policy, clock=SystemClock(), rates=rates)
     try:
         store.open()
     except Unavailable as error:

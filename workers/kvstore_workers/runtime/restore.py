@@ -7,43 +7,87 @@ from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, replace
 
 from kvstore.clock import Clock
-from kvstore.errors import DamagedBytes, InvalidArgument
-from kvstore.profile.base import Profile
+from kvstore.errors import DamagedBytes, InvalidArgument, UnknownTicket
 from kvstore.types import Exactness, Lineage, StateSource
+from kvstore_client.client import Lookup
+from kvstore_client.flight import Flight
 from kvstore_client.handoff import HandoffTake
 from kvstore_client.values import Plan, SaveStates
 from kvstore_workers.model.model import Model
 from kvstore_workers.model.sequence import Sequence
+from kvstore_workers.model.starts import RowsStart, Start, StateStart
+from kvstore_workers.runtime.feed import SLICED_BYTES, SlicedFeed
 from kvstore_workers.runtime.handoff import Note, decode_note, prompt_digest
+from kvstore_workers.runtime.need import check_plan, rows_of, state_items
 from kvstore_workers.runtime.stop import Stop
 from kvstore_workers.runtime.store import EAGER, STORE_FAILURES, Fetched, PrefixStore
-from kvstore_workers.runtime.values import PrefixReport
+from kvstore_workers.runtime.trace import Trace
+from kvstore_workers.runtime.values import PrefixReport, Request
 from kvstore_workers.runtime.writer import describe
 
 log = logging.getLogger(__name__)
 
-FOLLOWED = (StateSource.POOL, StateSource.CHECKPOINT, StateSource.REPLAY, StateSource.NONE)
-
 ATTEMPTS = 2
 """Lookups per prompt: the second one knows what the first one's fetch found missing. Then the prompt is computed."""
 
+WAIT_SECONDS = 30.0
+"""How long a prompt waits in all for another worker that is computing the same blocks."""
 
-@dataclass(frozen=True, slots=True)
+WAIT_STEP_SECONDS = 1.0
+"""How long one lookup waits: between two the request may be given up."""
+
+
+@dataclass(slots=True)
 class Restored:
-    """A sequence to go on with, what it took to get it, and which states are to be kept from here on."""
+    """A sequence to go on with, what it took to get it, and which states are to be kept from here on.
+
+    feed: brings the blocks' entries while the model runs; until it has, the report stands under its success. flight: says
+    that this worker computes the rest of the prompt. take: the handoff that the sequence is from, to be confirmed when
+    nobody can need it any more.
+    """
 
     sequence: Sequence
     report: PrefixReport
     save_states: SaveStates
+    feed: SlicedFeed | None = None
+    flight: Flight | None = None
+    take: HandoffTake | None = None
+
+    def close(self) -> None:
+        """End what still runs for the sake of this restore."""
+        if self.feed is not None:
+            self.feed.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is to be restored for: the request, the keys of its whole blocks, and who hears of it."""
+
+    request: Request
+    keys: TokenSequence[bytes]
+    stop: Stop
+    trace: Trace
+
+    @property
+    def tokens(self) -> TokenSequence[int]:
+        return self.request.tokens
+
+    @property
+    def allows_bounded(self) -> bool:
+        return self.request.exactness is Exactness.BOUNDED
 
 
 class Restorer:
-    """`store` None: every prompt starts cold."""
+    """`store` None: every prompt starts cold. `sliced_bytes`: from how many bytes of blocks on they come by layers."""
 
-    def __init__(self, model: Model, store: PrefixStore | None, *, clock: Clock) -> None:
+    def __init__(
+        self, model: Model, store: PrefixStore | None, *, clock: Clock, sliced_bytes: int = SLICED_BYTES
+    ) -> None:
         self._model = model
+        self._sliced_bytes = sliced_bytes
         self._store = store
         self._clock = clock
+        self._profile = model.profile
         self._block_tokens = model.profile.block_tokens
 
     def cold(self, prompt_tokens: int, *, save_states: SaveStates, reason: str = "") -> Restored:
@@ -51,40 +95,33 @@ class Restorer:
         report = PrefixReport(prompt_tokens=prompt_tokens, computed_tokens=prompt_tokens, miss_reason=reason)
         return Restored(self._model.start(), report, save_states)
 
-    def prompt(
-        self, tokens: TokenSequence[int], keys: TokenSequence[bytes], *, stop: Stop, reason: str = ""
-    ) -> Restored:
-        """As the store's plan says. `keys`: of all whole blocks of the prompt. `reason`: of an earlier miss."""
-        count = len(tokens)
+    def prompt(self, prompt: Prompt, *, reason: str = "", sliced: bool = True) -> Restored:
+        """As the store's plan says. `reason`: of an earlier miss. `sliced`: large restores may come with a feed."""
+        count = len(prompt.tokens)
         if self._store is None:
             return self.cold(count, save_states=SaveStates(), reason=reason)
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             try:
-                plan, fetched, lookup_seconds = self._read(self._store, keys, count, stop)
+                return self._by_plan(self._store, prompt, reason=reason, sliced=sliced and attempt == 0)
             except STORE_FAILURES as error:
                 reason = describe(error)
                 log.warning("the store gave nothing: %s", reason)
-            else:
-                return self._follow(plan, fetched, tokens, lookup_seconds, reason)
         return self.cold(count, save_states=self._default_states(count), reason=reason)
 
-    def handoff(
-        self,
-        tokens: TokenSequence[int],
-        keys: TokenSequence[bytes],
-        *,
-        ticket: bytes,
-        first_token: int,
-        stop: Stop,
-    ) -> Restored | str:
+    def handoff(self, prompt: Prompt, *, ticket: bytes, first_token: int) -> Restored | str:
         """At the end of the prompt, from the state that a prefill worker left; or the reason why not."""
         assert self._store is not None, "a handoff needs a store"
         began = self._clock.monotonic()
         try:
             take = self._store.take(ticket)
-            note = decode_note(take.note)
-            _check_note(note, take, tokens, first_token=first_token)
-            return self._resume(self._store, take, note, keys, began=began, stop=stop)
+            try:
+                note = decode_note(take.note)
+                _check_note(note, take, prompt, first_token=first_token)
+                return self._resume(self._store, take, note, prompt, began=began)
+            except BaseException:
+                # Nobody else can make more of it: what is missing is mended by a lookup.
+                self._store.confirm(take)
+                raise
         except STORE_FAILURES as error:
             reason = describe(error)
             log.warning("the handoff was not used: %s", reason)
@@ -92,70 +129,124 @@ class Restorer:
 
     # ---- by plan -----------------------------------------------------------------------------------------------
 
-    def _read(
-        self, store: PrefixStore, keys: TokenSequence[bytes], prompt_tokens: int, stop: Stop
-    ) -> tuple[Plan, Fetched | None, float]:
-        """The plan and all that it reads, None where it reads nothing; seconds of the lookup."""
-        began = self._clock.monotonic()
-        looked_up = store.lookup(keys, prompt_tokens=prompt_tokens)
-        lookup_seconds = self._clock.monotonic() - began
+    def _by_plan(self, store: PrefixStore, prompt: Prompt, *, reason: str, sliced: bool) -> Restored:
+        looked_up, report = self._look_up(store, prompt, reason=reason)
         plan = looked_up.plan
+        feed: SlicedFeed | None = None
+        handed_on = False
         try:
-            _check_plan(plan, prompt_tokens=prompt_tokens, keys=len(keys), profile=self._model.profile)
-            if plan.state_source is StateSource.NONE:
-                return plan, None, lookup_seconds
-            state_at = None if plan.state_source is StateSource.REPLAY else plan.state_at
-            blocks = plan.compute_from // self._block_tokens
-            return (
+            check_plan(
                 plan,
-                store.fetch(looked_up, blocks=blocks, state_at=state_at, check=stop.check),
-                lookup_seconds,
+                prompt_tokens=len(prompt.tokens),
+                keys=len(prompt.keys),
+                profile=self._profile,
+                bounded=prompt.allows_bounded or self._profile.bounded_is_trained,
             )
+            if plan.state_source is StateSource.NONE:
+                handed_on = True
+                return Restored(self._model.start(), report, plan.save_states, flight=looked_up.flight)
+            blocks = plan.compute_from // self._block_tokens
+            if sliced and blocks * self._profile.block_bytes >= self._sliced_bytes:
+                feed = SlicedFeed(
+                    store,
+                    looked_up,
+                    blocks=blocks,
+                    state_items=len(state_items(plan, self._profile)),
+                    stop=prompt.stop,
+                    clock=self._clock,
+                    trace=prompt.trace,
+                )
+                restored = self._run(store, plan, prompt, report, fetched=feed)
+            else:
+                with prompt.trace.span("fetch", "fetch", blocks=blocks):
+                    fetched = store.fetch(looked_up, blocks=blocks, with_state=True, check=prompt.stop.check)
+                restored = self._run(store, plan, prompt, report, fetched=fetched)
+            restored.feed, restored.flight = feed, looked_up.flight
+            handed_on = True
+            return restored
         finally:
-            store.release(looked_up)
+            if not handed_on:
+                if feed is not None:
+                    feed.close()
+                if looked_up.flight is not None:
+                    store.end_flight(looked_up.flight)
+            if feed is None:
+                store.release(looked_up)
 
-    def _follow(
-        self,
-        plan: Plan,
-        fetched: Fetched | None,
-        tokens: TokenSequence[int],
-        lookup_seconds: float,
-        reason: str,
-    ) -> Restored:
-        if fetched is None:
-            cold = self.cold(len(tokens), save_states=plan.save_states, reason=reason)
-            report = replace(cold.report, lookup_seconds=lookup_seconds, expected_seconds=plan.chosen.seconds)
-            return replace(cold, report=report)
-        position, replay_from = plan.compute_from, plan.replay_from
+    def _look_up(self, store: PrefixStore, prompt: Prompt, *, reason: str) -> tuple[Lookup, PrefixReport]:
+        """A plan, after waiting for others where the store finds that sooner, and the report as far as it is known."""
         began = self._clock.monotonic()
-        if fetched.state is not None and replay_from == position:
-            sequence = self._model.resume(blocks=fetched.blocks, state=fetched.state, position=position)
-        else:
-            sequence = self._model.replay(
-                blocks=fetched.blocks,
-                tokens=list(tokens[replay_from:position]),
-                replay_from=replay_from,
-                position=position,
-                state=fetched.state,
-            )
+        waited = 0.0
+        while True:
+            prompt.stop.check()
+            with prompt.trace.span("lookup", "compute", keys=len(prompt.keys)):
+                looked_up = store.lookup(
+                    prompt.keys,
+                    prompt_tokens=len(prompt.tokens),
+                    exactness=prompt.request.exactness,
+                    announce=True,
+                    wait_seconds=min(WAIT_STEP_SECONDS, WAIT_SECONDS - waited),
+                )
+            waited += looked_up.waited_seconds
+            still = looked_up.blocks_in_flight > 0 and looked_up.flight is None
+            if not still or looked_up.waited_seconds < WAIT_STEP_SECONDS or waited >= WAIT_SECONDS:
+                break
+            store.release(looked_up)
+        plan = looked_up.plan
         chosen = plan.chosen
         report = PrefixReport(
-            prompt_tokens=len(tokens),
-            restored_tokens=position,
-            replayed_tokens=position - replay_from,
-            computed_tokens=len(tokens) - position,
+            prompt_tokens=len(prompt.tokens),
+            restored_tokens=plan.compute_from,
+            replayed_tokens=plan.compute_from - plan.replay_from,
+            computed_tokens=len(prompt.tokens) - plan.compute_from,
             state_source=plan.state_source,
             exactness=plan.exactness,
             bytes_ssd=chosen.bytes_ssd,
             bytes_memory=chosen.bytes_memory,
-            lookup_seconds=lookup_seconds,
-            fetch_seconds=fetched.seconds,
-            replay_seconds=self._clock.monotonic() - began,
+            lookup_seconds=self._clock.monotonic() - began - waited,
             expected_seconds=chosen.seconds,
             replay_layer_tokens=chosen.replay_layer_tokens,
             miss_reason=reason,
+            waited_seconds=waited,
         )
-        return Restored(sequence, report, plan.save_states)
+        return looked_up, report
+
+    def _run(
+        self,
+        store: PrefixStore,
+        plan: Plan,
+        prompt: Prompt,
+        report: PrefixReport,
+        *,
+        fetched: Fetched | SlicedFeed,
+    ) -> Restored:
+        """The plan's sequence, replayed where the plan says so."""
+        began = self._clock.monotonic()
+        state = fetched.state() if isinstance(fetched, SlicedFeed) else fetched.state
+        tokens = list(prompt.tokens[plan.replay_from : plan.compute_from])
+        with prompt.trace.span("restore", "compute", source=plan.state_source.value, replayed=len(tokens)):
+            sequence = self._model.restore(
+                position=plan.compute_from,
+                start=self._start(plan, state),
+                tokens=tokens,
+                blocks=fetched.blocks if isinstance(fetched, Fetched) else (),
+                feed=fetched if isinstance(fetched, SlicedFeed) else None,
+                exact=plan.exactness is Exactness.EXACT,
+            )
+        seconds = self._clock.monotonic() - began
+        if isinstance(fetched, Fetched):
+            report = replace(report, fetch_seconds=fetched.seconds)
+            if not tokens:
+                sizes = (len(payload) for payload in (*fetched.blocks, *fetched.state))
+                store.rates.loaded(bytes_loaded=sum(sizes), seconds=seconds)
+        return Restored(sequence, replace(report, replay_seconds=seconds), plan.save_states)
+
+    def _start(self, plan: Plan, state: TokenSequence[bytes]) -> Start | None:
+        """Where the window rows come from."""
+        rows = rows_of(plan, self._profile)
+        if rows is not None:
+            return RowsStart(state, rows.edge, rows.overlap)
+        return StateStart(state[0], plan.state_at) if state else None
 
     def _default_states(self, prompt_tokens: int) -> SaveStates:
         """Where no plan could be had: what every policy keeps, so that the next request finds something."""
@@ -165,107 +256,68 @@ class Restorer:
     # ---- from a handoff ----------------------------------------------------------------------------------------
 
     def _resume(
-        self,
-        store: PrefixStore,
-        take: HandoffTake,
-        note: Note,
-        keys: TokenSequence[bytes],
-        *,
-        began: float,
-        stop: Stop,
+        self, store: PrefixStore, take: HandoffTake, note: Note, prompt: Prompt, *, began: float
     ) -> Restored:
         position = take.position
+        exactness = Exactness.EXACT if take.lineage is Lineage.EXACT else Exactness.BOUNDED
+        fetched = Fetched((), (), 0.0)
+        if prompt.keys:
+            with prompt.trace.span("fetch", "fetch", blocks=len(prompt.keys)):
+                fetched = self._blocks(store, prompt, exactness)
         try:
-            fetched = self._blocks(store, keys, position, stop) if keys else Fetched((), None, 0.0)
-            try:
-                sequence = self._model.resume(blocks=fetched.blocks, state=take.payload, position=position)
-            except InvalidArgument as error:
-                raise DamagedBytes(f"the handoff's state does not fit: {error}") from error
-        finally:
-            # From here on nobody else needs it: a failure below this worker's own is mended by a lookup. Should this
-            # process die before, the take goes back with its session.
-            store.confirm(take)
+            with prompt.trace.span("restore", "compute", source="handoff"):
+                sequence = self._model.restore(
+                    position=position, start=StateStart(take.payload, position), blocks=fetched.blocks
+                )
+        except InvalidArgument as error:
+            raise DamagedBytes(f"the handoff's state does not fit: {error}") from error
         report = PrefixReport(
             prompt_tokens=position,
             restored_tokens=position,
             state_source=None,
+            exactness=exactness,
             bytes_ssd=sum(len(block) for block in fetched.blocks),
             bytes_memory=len(take.payload),
             fetch_seconds=fetched.seconds,
             lookup_seconds=self._clock.monotonic() - began - fetched.seconds,
             handoff=True,
         )
-        return Restored(sequence, report, note.save_states())
+        return Restored(sequence, report, note.save_states(), take=take)
 
-    def _blocks(
-        self, store: PrefixStore, keys: TokenSequence[bytes], prompt_tokens: int, stop: Stop
-    ) -> Fetched:
+    def _blocks(self, store: PrefixStore, prompt: Prompt, exactness: Exactness) -> Fetched:
         """All whole blocks of the prompt; DamagedBytes when the store does not hold them all."""
         # One token more than the prompt, since a plan always leaves one to compute.
-        looked_up = store.lookup(keys, prompt_tokens=prompt_tokens + 1, costs=EAGER)
+        looked_up = store.lookup(
+            prompt.keys, prompt_tokens=len(prompt.tokens) + 1, costs=EAGER, exactness=exactness
+        )
         try:
             covered = looked_up.plan.compute_from // self._block_tokens
-            if covered < len(keys):
-                raise DamagedBytes(
+            if covered < len(prompt.keys):
+                raise UnknownTicket(
                     "the handoff's blocks are not (all) in the store",
                     field="blocks",
                     value=covered,
-                    allowed=f"{len(keys)} blocks",
+                    allowed=f"{len(prompt.keys)} blocks",
                 )
-            return store.fetch(looked_up, blocks=len(keys), state_at=None, check=stop.check)
+            return store.fetch(looked_up, blocks=len(prompt.keys), with_state=False, check=prompt.stop.check)
         finally:
             store.release(looked_up)
 
 
-def _check_plan(plan: Plan, *, prompt_tokens: int, keys: int, profile: Profile) -> None:
-    """InvalidArgument for a plan that this worker can't follow, or that would give a wrong state."""
-    chosen, block_tokens = plan.chosen, profile.block_tokens
-    if plan.state_source not in FOLLOWED:
-        raise InvalidArgument(
-            "a plan that this worker can't follow",
-            field="state_source",
-            value=plan.state_source,
-            allowed=", ".join(FOLLOWED),
-        )
-    if plan.exactness is not Exactness.EXACT:
-        raise InvalidArgument(
-            "not asked for", field="exactness", value=plan.exactness, allowed=Exactness.EXACT
-        )
-    if plan.state_source is StateSource.NONE:
-        return
-    position, replay_from = chosen.compute_from, chosen.replay_from
-    if not 0 < position <= min(prompt_tokens - 1, keys * block_tokens) or position % block_tokens:
-        raise InvalidArgument(
-            "a plan ends where no block does",
-            field="compute_from",
-            value=position,
-            allowed=f"a multiple of {block_tokens} below {prompt_tokens}",
-        )
-    if plan.state_source is StateSource.REPLAY:
-        latest, unit = max(0, position - profile.exact_replay_tokens), 1
-    else:
-        latest, unit = position, block_tokens
-    if not 0 <= replay_from <= latest or replay_from % unit:
-        raise InvalidArgument(
-            "a replay that is not exact",
-            field="replay_from",
-            value=replay_from,
-            allowed=f"a multiple of {unit} up to {latest}",
-        )
-
-
-def _check_note(note: Note, take: HandoffTake, tokens: TokenSequence[int], *, first_token: int) -> None:
-    """DamagedBytes when a handoff belongs to another prompt than the one that is asked for, or is approximate."""
-    left = (take.position, note.prompt_tokens, note.prompt, note.first_token)
-    asked = (len(tokens), len(tokens), prompt_digest(tokens), first_token)
-    if left != asked:
+def _check_note(note: Note, take: HandoffTake, prompt: Prompt, *, first_token: int) -> None:
+    """DamagedBytes when a handoff belongs to another prompt than the one that is asked for, or is approximate for one
+    that must be exact."""
+    tokens, sample = prompt.tokens, prompt.request.sample
+    digest = prompt_digest(tokens)
+    left = (take.position, note.prompt_tokens, note.prompt, note.first_tokens[sample : sample + 1])
+    if left != (len(tokens), len(tokens), digest, (first_token,)):
         raise DamagedBytes(
             "the handoff belongs to another request",
-            field="position, first_token, prompt",
-            value=f"{take.position}, {note.first_token}, {note.prompt}",
-            allowed=f"{len(tokens)}, {first_token}, {asked[2]}",
+            field="position, first_tokens, prompt",
+            value=f"{take.position}, {note.first_tokens}, {note.prompt}",
+            allowed=f"{len(tokens)}, {first_token} for sample {sample}, {digest}",
         )
-    if take.lineage is not Lineage.EXACT:
+    if take.lineage is not Lineage.EXACT and not prompt.allows_bounded:
         raise DamagedBytes(
             "the handoff is approximate", field="lineage", value=take.lineage, allowed=Lineage.EXACT.name
         )

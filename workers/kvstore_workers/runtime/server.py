@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -17,8 +18,15 @@ from grpc_reflection.v1alpha import reflection
 
 from kvstore.errors import ConfigError
 from kvstore_workers.runtime.address import CHANNEL_OPTIONS, claim
+from kvstore_workers.runtime.room import Room
+
+log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 10.0
+"""How long requests under way may go on once their process is told to end, unless it is told otherwise."""
+
+END_SECONDS = 1.0
+"""For what is under way when that time is over: to be told, and to give back what it holds."""
 
 SPARE_THREADS = 8
 """For health, reflection and refusals, beside a thread for each request that may run or wait."""
@@ -59,7 +67,11 @@ class Server:
         for service in ("", *services):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
-    def stop(self, *, seconds: float = DRAIN_SECONDS) -> None:
+    def drain(self) -> None:
+        """Say NOT_SERVING; calls are answered as before."""
+        self._health.enter_graceful_shutdown()
+
+    def stop(self, *, seconds: float = END_SECONDS) -> None:
         """Refuse new calls, give those under way `seconds`, then end them; the socket is gone afterwards."""
         self._health.enter_graceful_shutdown()
         self.grpc.stop(seconds).wait()
@@ -68,9 +80,15 @@ class Server:
 
 
 def serve_until_told(
-    server: Server, *, services: Sequence[str], ready: str, draining: Callable[[], None]
+    server: Server,
+    *,
+    services: Sequence[str],
+    ready: str,
+    room: Room,
+    grace: float = DRAIN_SECONDS,
 ) -> None:
-    """Start, say `ready` in one line on stderr, and wait for SIGTERM or SIGINT; then `draining()` and stop."""
+    """Start, say `ready` in one line on stderr, and wait for SIGTERM or SIGINT. Then `room` lets nobody in any more, so
+    that new requests are refused with DRAINING, and those inside have `grace` seconds."""
     told = threading.Event()
 
     def tell(number: int, frame: FrameType | None) -> None:
@@ -82,5 +100,8 @@ def serve_until_told(
     server.start(services)
     print(ready, file=sys.stderr, flush=True)
     told.wait()
-    draining()
+    server.drain()
+    room.drain()
+    if not room.wait_until_empty(seconds=grace):
+        log.warning("%d requests were not done within %g s and are ended", room.inside, grace)
     server.stop()

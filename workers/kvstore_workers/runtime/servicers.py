@@ -11,12 +11,15 @@ from kvstore.clock import Clock
 from kvstore.errors import GeometryMismatch, InvalidArgument
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.v1 import cache_pb2, worker_pb2, worker_pb2_grpc
+from kvstore_client.messages import to_costs
 from kvstore_workers.runtime.answering import refuse
 from kvstore_workers.runtime.engine import Engine
 from kvstore_workers.runtime.lane import Lane
+from kvstore_workers.runtime.peer import TAKEN_METADATA
 from kvstore_workers.runtime.room import Room
 from kvstore_workers.runtime.stop import Stop
-from kvstore_workers.runtime.values import Computed, Event
+from kvstore_workers.runtime.store import PrefixStore
+from kvstore_workers.runtime.values import Computed, Done, Event
 from kvstore_workers.runtime.wire import from_request, to_event
 
 Work = Callable[[Stop], Generator[Event, None, None]]
@@ -50,7 +53,8 @@ class PrefillServicer(worker_pb2_grpc.PrefillServicer):
             self._engine.check(job)
             return lambda stop: self._engine.prefill(job, stop=stop)
 
-        return stream(work, self._desk, context, method="Prefill.Run", model=self._model)
+        called = Called(context, "Prefill.Run", self._model)
+        return stream(work, self._desk, called, store=self._engine.store)
 
 
 class DecodeServicer(worker_pb2_grpc.DecodeServicer):
@@ -73,12 +77,13 @@ class DecodeServicer(worker_pb2_grpc.DecodeServicer):
                     value=request.model,
                     allowed=self._model.hex(),
                 )
-            job = from_request(request.request)
+            job = from_request(request.request, sample=request.sample)
             first = request.first_token if request.HasField("first_token") else None
             self._engine.check(job, ticket=request.ticket, first_token=first)
             return lambda stop: self._engine.decode(job, stop=stop, ticket=request.ticket, first_token=first)
 
-        return stream(work, self._desk, context, method="Decode.Run", model=self._model)
+        called = Called(context, "Decode.Run", self._model)
+        return stream(work, self._desk, called, store=self._engine.store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     def __init__(self, identity: Identity, engine: Engine, room: Room) -> None:
         self._identity, self._engine, self._room = identity, engine, room
 
+    def Discard(  # noqa: N802 -- gRPC's name
+        self, request: worker_pb2.DiscardRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.DiscardReply:
+        store = self._engine.store
+        return worker_pb2.DiscardReply(was_here=store is not None and store.drop(request.ticket))
+
     def Describe(  # noqa: N802 -- gRPC's name
         self, request: worker_pb2.DescribeRequest, context: grpc.ServicerContext
     ) -> worker_pb2.WorkerDescription:
@@ -106,15 +117,27 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             bit_equal=self._identity.bit_equal,
             vocabulary=model.config.vocab_size,
             requests_running=self._room.inside,
+            draining=self._room.draining,
             namespace=self._engine.namespace,
+            costs=to_costs(None if self._engine.store is None else self._engine.store.rates.costs()),
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Called:
+    """The call that is answered, and the model that answers it."""
+
+    context: grpc.ServicerContext
+    method: str
+    model: bytes
+
+
 def stream(
-    make: Callable[[], Work], desk: Desk, context: grpc.ServicerContext, *, method: str, model: bytes
+    make: Callable[[], Work], desk: Desk, called: Called, *, store: PrefixStore | None
 ) -> Iterator[worker_pb2.GenerateEvent]:
-    """Run what `make` gives in the lane and yield its events; `make` raises what is wrong with the request."""
-    clock = desk.clock
+    """Run what `make` gives in the lane and yield its events; `make` raises what is wrong with the request. A handoff that
+    its caller has not waited for is dropped from `store`."""
+    clock, context = desk.clock, called.context
     began = clock.monotonic()
     try:
         work = make()
@@ -123,9 +146,12 @@ def stream(
             if not context.add_callback(events.cancel):
                 # The call ended before anyone could be told.
                 events.cancel()
+            context.send_initial_metadata(((TAKEN_METADATA, "1"),))
             for event in events:
                 # Here and not in the lane, where the next request computes while this one waits for the store.
                 last = event.done() if isinstance(event, Computed) else event
-                yield to_event(last, at_seconds=clock.monotonic() - began, model=model)
+                if isinstance(last, Done) and last.ticket and store is not None and not context.is_active():
+                    store.drop(last.ticket)
+                yield to_event(last, at_seconds=clock.monotonic() - began, model=called.model)
     except Exception as error:  # noqa: BLE001 -- becomes a status, and is logged where it is unexpected
-        refuse(context, error, method=method)
+        refuse(context, error, method=called.method)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -12,13 +12,17 @@ from typing import TypeVar, cast
 import grpc
 
 from kvstore.clock import Clock
-from kvstore.errors import DamagedBytes, KvstoreError, UnknownNamespace
+from kvstore.errors import DamagedBytes, KvstoreError, Unavailable, UnknownNamespace
 from kvstore.prefix.identity import NamespaceIdentity
-from kvstore.types import ItemKind, Lineage
+from kvstore.profile.layout import layer_slices
+from kvstore.types import Exactness, Lineage
 from kvstore_client.client import CacheClient, Lookup
+from kvstore_client.flight import Flight
 from kvstore_client.handoff import HandoffTake
+from kvstore_client.lease import Lease
 from kvstore_client.reservation import Reservation
-from kvstore_client.values import Costs, FetchedItem, Plan, ReserveItem
+from kvstore_client.values import Costs, FetchedItem, FetchedSlice, Plan, ReserveItem
+from kvstore_workers.runtime.need import WantedItem, block_items, state_items
 from kvstore_workers.runtime.rates import Rates
 
 log = logging.getLogger(__name__)
@@ -39,10 +43,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Blocks in order from the first, and the state if one was asked for. Checked against the profile's sizes."""
+    """Blocks in order from the first, and what the plan's window state is made of, if that was asked for. Checked
+    against the profile's sizes."""
 
     blocks: tuple[bytes, ...]
-    state: bytes | None
+    state: tuple[bytes, ...]
     seconds: float
 
 
@@ -66,6 +71,8 @@ class PrefixStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._is_open = False
+        # For the log only: threads that race write a line twice at worst.
+        self._is_away = False
         self.profile = identity.profile
         self.root = bytes(identity.digest())
         self.rates = rates if rates is not None else Rates()
@@ -84,55 +91,113 @@ class PrefixStore:
             assert opened.digest == self.root, "the client refuses a service that digests differently"
             self._is_open = True
 
-    def lookup(self, keys: Sequence[bytes], *, prompt_tokens: int, costs: Costs | None = None) -> Lookup:
-        """A leased plan. `costs` None: this worker's measured ones."""
+    def lookup(
+        self,
+        keys: Sequence[bytes],
+        *,
+        prompt_tokens: int,
+        costs: Costs | None = None,
+        exactness: Exactness | None = None,
+        announce: bool = False,
+        wait_seconds: float = 0.0,
+    ) -> Lookup:
+        """A leased plan. `costs` None: this worker's measured ones. See CacheClient.lookup for the rest."""
         costs = self.rates.costs() if costs is None else costs
         return self._opened(
-            lambda: self._cache.lookup(self.root, keys, prompt_tokens=prompt_tokens, costs=costs, lease=True)
+            lambda: self._cache.lookup(
+                self.root,
+                keys,
+                prompt_tokens=prompt_tokens,
+                costs=costs,
+                lease=True,
+                exactness=exactness,
+                announce=announce,
+                wait_seconds=wait_seconds,
+            )
         )
 
     def fetch(
-        self, looked_up: Lookup, *, blocks: int, state_at: int | None, check: Callable[[], None]
+        self, looked_up: Lookup, *, blocks: int, with_state: bool, check: Callable[[], None]
     ) -> Fetched:
-        """The first `blocks` blocks under the lookup's lease, and the state at `state_at` unless None.
+        """The first `blocks` blocks under the lookup's lease, and with `with_state` the plan's window state.
 
         `check` is called after each item and may raise to give up. DamagedBytes for anything missing, of another size,
         out of order, or of BOUNDED lineage under an EXACT plan.
         """
-        lease = looked_up.lease
-        if lease is None:
-            raise DamagedBytes("the plan reads blocks but came without a lease", field="lease", value=0)
-        block_bytes = self.profile.block_bytes
-        wanted = [(ItemKind.BLOCK, index, block_bytes) for index in range(blocks)]
-        if state_at is not None:
-            wanted.append((ItemKind.STATE, state_at, self.profile.state_bytes))
+        lease = _lease(looked_up)
+        plan = looked_up.plan
+        state = state_items(plan, self.profile) if with_state else ()
+        wanted = [*block_items(self.profile, blocks), *state]
         began = self._clock.monotonic()
         first_at: float | None = None
         payloads: list[bytes] = []
         # Closed at once when this is given up: the service then stops reading.
-        fetch = self._cache.fetch(lease, first_block=0, block_count=blocks, state=state_at is not None)
+        fetch = self._cache.fetch(lease, first_block=0, block_count=blocks, state=bool(state))
         with closing(cast("Generator[FetchedItem, None, None]", fetch)) as items:
             for item in items:
                 first_at = self._clock.monotonic() if first_at is None else first_at
-                payloads.append(_checked(item, wanted, len(payloads)))
+                payloads.append(_checked(item, wanted, len(payloads), exact=_is_exact(plan)))
                 check()
         if len(payloads) != len(wanted):
             raise DamagedBytes(
                 "the fetch ended early", field="items", value=len(payloads), allowed=f"{len(wanted)} items"
             )
         ended = self._clock.monotonic()
-        self._note(looked_up.plan, payloads, began=began, first_at=first_at, ended=ended)
-        state = payloads.pop() if state_at is not None else None
-        return Fetched(tuple(payloads), state, ended - began)
+        if first_at is not None:
+            rest = sum(len(payload) for payload in payloads[1:])
+            self.note_fetch(plan, began=began, first_at=first_at, ended=ended, rest_bytes=rest)
+        return Fetched(tuple(payloads[:blocks]), tuple(payloads[blocks:]), ended - began)
+
+    def fetch_slices(
+        self, looked_up: Lookup, *, blocks: int, slices: int, check: Callable[[], None]
+    ) -> Iterator[tuple[int | None, bytes]]:
+        """The same bytes as `fetch`, so that the first layers are complete first: the window state's items as
+        (None, payload), then slice 0 of every block as (0, bytes), slice 1 of every block, and so on."""
+        lease = _lease(looked_up)
+        plan = looked_up.plan
+        state = state_items(plan, self.profile)
+        cuts = layer_slices(self.profile, slices)
+        exact = _is_exact(plan)
+        taken = 0
+        fetch = self._cache.fetch_slices(
+            lease, first_block=0, block_count=blocks, state=bool(state), slices=slices
+        )
+        with closing(cast("Generator[FetchedItem | FetchedSlice, None, None]", fetch)) as items:
+            for item in items:
+                if isinstance(item, FetchedItem):
+                    yield None, _checked(item, state, taken, exact=exact)
+                else:
+                    number, index = divmod(taken - len(state), blocks)
+                    cut = cuts[number]
+                    yield number, _checked_slice(item, number, index, cut.end - cut.offset, exact=exact)
+                taken += 1
+                check()
+        if taken != len(state) + blocks * len(cuts):
+            raise DamagedBytes(
+                "the fetch ended early",
+                field="items",
+                value=taken,
+                allowed=f"{len(state) + blocks * len(cuts)} items",
+            )
 
     def reserve(self, items: Sequence[ReserveItem]) -> Reservation:
         return self._opened(lambda: self._cache.reserve(self.root, items))
 
-    def leave(self, *, position: int, payload: bytes, note: bytes) -> bytes:
-        """Leave a state for one other worker; its ticket."""
+    def leave(self, *, position: int, payload: bytes, note: bytes, takes: int, lineage: Lineage) -> bytes:
+        """Leave a state for `takes` other workers; their ticket."""
         return self._opened(
-            lambda: self._cache.put_handoff(self.root, position=position, payload=payload, note=note)
+            lambda: self._cache.put_handoff(
+                self.root, position=position, payload=payload, note=note, takes=takes, lineage=lineage
+            )
         )
+
+    def drop(self, ticket: bytes) -> bool:
+        """Drop a handoff that nobody will take. Whether it was there. Failing is no failure: it ends by itself."""
+        try:
+            return self._opened(lambda: self._cache.drop_handoff(self.root, ticket))
+        except STORE_FAILURES as error:
+            log.info("a handoff is left to its deadline: %s", error)
+            return False
 
     def take(self, ticket: bytes) -> HandoffTake:
         return self._opened(lambda: self._cache.take_handoff(self.root, ticket))
@@ -144,6 +209,13 @@ class PrefixStore:
                 looked_up.lease.release()
             except STORE_FAILURES as error:
                 log.info("a lease is left to its deadline: %s", error)
+
+    def end_flight(self, flight: Flight) -> None:
+        """Say that this worker computes no more of what it announced. Failing is no failure: it ends by itself."""
+        try:
+            flight.end()
+        except STORE_FAILURES as error:
+            log.info("a flight is left to its deadline: %s", error)
 
     def confirm(self, take: HandoffTake) -> None:
         """End a take for good. One that can't be confirmed now goes back by itself, so failing is no failure."""
@@ -157,45 +229,75 @@ class PrefixStore:
 
     def _opened(self, call: Callable[[], T]) -> T:
         """`call` with the namespace open; a service that has started again on an empty directory is told it again."""
-        self.open()
         try:
-            return call()
-        except UnknownNamespace:
-            with self._lock:
-                self._is_open = False
             self.open()
-            return call()
+            try:
+                result = call()
+            except UnknownNamespace:
+                with self._lock:
+                    self._is_open = False
+                self.open()
+                result = call()
+        except Unavailable as error:
+            if not self._is_away:
+                self._is_away = True
+                log.warning("the store is away, going on without it: %s", error)
+            raise
+        if self._is_away:
+            self._is_away = False
+            log.warning("the store is back")
+        return result
 
-    def _note(
-        self, plan: Plan, payloads: Sequence[bytes], *, began: float, first_at: float | None, ended: float
-    ) -> None:
-        if first_at is None:
-            return
+    def note_fetch(self, plan: Plan, *, began: float, first_at: float, ended: float, rest_bytes: int) -> None:
+        """Note how long a fetch took: times are monotonic seconds, `rest_bytes` came after the first item."""
         self.rates.fetched(
             first_seconds=first_at - began,
             rest_seconds=ended - first_at,
-            rest_bytes=sum(len(payload) for payload in payloads[1:]),
+            rest_bytes=rest_bytes,
             from_memory=plan.chosen.bytes_memory >= plan.chosen.bytes_ssd,
         )
 
 
-def _checked(item: FetchedItem, wanted: Sequence[tuple[ItemKind, int, int]], place: int) -> bytes:
+def _lease(looked_up: Lookup) -> Lease:
+    if looked_up.lease is None:
+        raise DamagedBytes("the plan reads blocks but came without a lease", field="lease", value=0)
+    return looked_up.lease
+
+
+def _is_exact(plan: Plan) -> bool:
+    return plan.exactness is Exactness.EXACT
+
+
+def _checked(item: FetchedItem, wanted: Sequence[WantedItem], place: int, *, exact: bool) -> bytes:
     if place >= len(wanted):
         raise DamagedBytes(
             "more items than asked for", field="items", value=place + 1, allowed=f"{len(wanted)} items"
         )
-    kind, index, length = wanted[place]
+    expected = wanted[place]
     name = f"{item.kind.name.lower()} {item.index}"
-    if (item.kind, item.index) != (kind, index):
+    if (item.kind, item.index) != (expected.kind, expected.index):
+        raise DamagedBytes("items out of order", field="item", value=name, allowed=str(expected))
+    return _checked_bytes(name, item.payload, item.lineage, expected.length, exact=exact)
+
+
+def _checked_slice(item: FetchedSlice, number: int, index: int, length: int, *, exact: bool) -> bytes:
+    name = f"slice {item.slice} of block {item.index}"
+    if (item.slice, item.index) != (number, index):
         raise DamagedBytes(
-            "items out of order", field="item", value=name, allowed=f"{kind.name.lower()} {index}"
+            "items out of order", field="item", value=name, allowed=f"slice {number} of block {index}"
         )
-    if item.payload is None:
+    return _checked_bytes(name, item.payload, item.lineage, length, exact=exact)
+
+
+def _checked_bytes(
+    name: str, payload: bytes | None, lineage: Lineage | None, length: int, *, exact: bool
+) -> bytes:
+    if payload is None:
         raise DamagedBytes("an item turned out missing", field="item", value=name)
-    if len(item.payload) != length:
+    if len(payload) != length:
         raise DamagedBytes(
-            f"{name} has another size", field="length", value=len(item.payload), allowed=f"{length} bytes"
+            f"{name} has another size", field="length", value=len(payload), allowed=f"{length} bytes"
         )
-    if item.lineage is not Lineage.EXACT:
-        raise DamagedBytes(f"{name} is approximate under an exact plan", field="lineage", value=item.lineage)
-    return item.payload
+    if exact and lineage is not Lineage.EXACT:
+        raise DamagedBytes(f"{name} is approximate under an exact plan", field="lineage", value=lineage)
+    return payload

@@ -7,17 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvstore.errors import InvalidArgument
-from kvstore.types import Exactness, StateSource
+from kvstore.types import Exactness, Lineage, StateSource
 
 MAX_PROMPT_TOKENS = 1_048_576
 MAX_NEW_TOKENS = 65_536
 MAX_TEMPERATURE = 100.0
+MAX_SAMPLES = 16
 TICKET_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt and what is wanted of it. `temperature` 0 is greedy; above 0 it needs a seed."""
+    """One prompt and what is wanted of it. `temperature` 0 is greedy; above 0 it needs a seed.
+
+    samples: answers to one prompt; sample i is drawn with seed + i, and `sample` is the one that a decode worker makes.
+    exactness: BOUNDED allows an approximate prefix; None is what the model was trained for. trace: report spans.
+    """
 
     tokens: Sequence[int]
     max_new_tokens: int
@@ -25,6 +30,13 @@ class Request:
     seed: int | None = None
     return_logits: bool = False
     bypass_store: bool = False
+    samples: int = 1
+    sample: int = 0
+    exactness: Exactness | None = None
+    trace: bool = False
+
+    def seed_of(self, sample: int) -> int | None:
+        return None if self.seed is None else (self.seed + sample) % (1 << 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +58,12 @@ class PrefixReport:
     replay_layer_tokens: int = 0
     miss_reason: str = ""
     handoff: bool = False
+    waited_seconds: float = 0.0
+
+    @property
+    def lineage(self) -> Lineage:
+        """Of the sequence that goes on from here, and of all that is computed from it."""
+        return Lineage.EXACT if self.exactness is Exactness.EXACT else Lineage.BOUNDED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +77,7 @@ class StoreReport:
     states_stored: int = 0
     states_failed: int = 0
     bytes_stored: int = 0
+    rows_stored: int = 0
     failure: str = ""
 
     def plus(self, other: StoreReport) -> StoreReport:
@@ -71,13 +90,26 @@ class StoreReport:
             states_stored=self.states_stored + other.states_stored,
             states_failed=self.states_failed + other.states_failed,
             bytes_stored=self.bytes_stored + other.bytes_stored,
+            rows_stored=self.rows_stored + other.rows_stored,
             failure=self.failure or other.failure,
         )
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took time, on the line `track`. Starts in wall seconds; `detail`: pairs for people."""
+
+    name: str
+    track: str
+    start_seconds: float
+    seconds: float
+    detail: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Prefixed:
     report: PrefixReport
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +124,14 @@ class Picked:
     token: int
     logits: bytes
     first: bool
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
     report: StoreReport
     ticket: bytes = b""
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +172,14 @@ def check_request(request: Request, *, vocabulary: int | None) -> None:
     if request.temperature > 0.0 and request.seed is None:
         raise InvalidArgument(
             "sampling needs a seed", field="sampling.seed", value="none", allowed="a seed, or temperature 0"
+        )
+    if not 1 <= request.samples <= MAX_SAMPLES:
+        raise InvalidArgument(
+            "bad number of samples", field="samples", value=request.samples, allowed=f"1 to {MAX_SAMPLES}"
+        )
+    if not 0 <= request.sample < request.samples:
+        raise InvalidArgument(
+            "no such sample", field="sample", value=request.sample, allowed=f"0 to {request.samples - 1}"
         )
     # max first: a loop in Python over a million tokens is slower than the scan that finds nothing.
     if vocabulary is not None and max(request.tokens) >= vocabulary:

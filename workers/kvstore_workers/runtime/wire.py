@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from array import array
 
-from kvstore.types import StateSource
+from kvstore.errors import InvalidArgument
+from kvstore.types import Exactness, StateSource
+from kvstore.v1 import cache_pb2
 from kvstore.v1 import worker_pb2 as pb
 from kvstore_workers.runtime.values import (
     Done,
@@ -12,12 +14,28 @@ from kvstore_workers.runtime.values import (
     Prefixed,
     PrefixReport,
     Request,
+    Span,
     Stored,
     StoreReport,
 )
 
+_EXACTNESS: dict[int, Exactness | None] = {
+    cache_pb2.EXACTNESS_UNSPECIFIED: None,
+    cache_pb2.EXACT: Exactness.EXACT,
+    cache_pb2.BOUNDED: Exactness.BOUNDED,
+}
 
-def from_request(message: pb.GenerateRequest) -> Request:
+
+def from_request(message: pb.GenerateRequest, *, sample: int = 0) -> Request:
+    """The request that `message` asks for; `sample`: which of its samples a decode worker makes. InvalidArgument for an
+    exactness that has no name; all else is for `check_request`."""
+    if message.exactness not in _EXACTNESS:
+        raise InvalidArgument(
+            "unknown exactness",
+            field="exactness",
+            value=message.exactness,
+            allowed="unspecified, EXACT, BOUNDED",
+        )
     sampling = message.sampling
     return Request(
         tokens=array("I", message.tokens),
@@ -26,6 +44,10 @@ def from_request(message: pb.GenerateRequest) -> Request:
         seed=sampling.seed if sampling.HasField("seed") else None,
         return_logits=message.return_logits,
         bypass_store=message.bypass_store,
+        samples=message.samples or 1,
+        sample=sample,
+        exactness=_EXACTNESS[message.exactness],
+        trace=message.trace,
     )
 
 
@@ -35,16 +57,36 @@ def to_event(
     kinds = pb.GenerateEvent
     if isinstance(event, Prefixed):
         return pb.GenerateEvent(
-            kind=kinds.PREFIX, at_seconds=at_seconds, prefix=to_prefix(event.report), model=model
+            kind=kinds.PREFIX,
+            at_seconds=at_seconds,
+            prefix=to_prefix(event.report),
+            model=model,
+            spans=[to_span(span) for span in event.spans],
         )
     if isinstance(event, Stored):
         return pb.GenerateEvent(kind=kinds.STORED, at_seconds=at_seconds, stored=to_stored(event.report))
     if isinstance(event, Picked):
         kind = kinds.FIRST_TOKEN if event.first else kinds.TOKEN
-        return pb.GenerateEvent(kind=kind, at_seconds=at_seconds, token=event.token, logits=event.logits)
+        return pb.GenerateEvent(
+            kind=kind, at_seconds=at_seconds, token=event.token, logits=event.logits, sample=event.sample
+        )
     assert isinstance(event, Done)
     return pb.GenerateEvent(
-        kind=kinds.DONE, at_seconds=at_seconds, stored=to_stored(event.report), ticket=event.ticket
+        kind=kinds.DONE,
+        at_seconds=at_seconds,
+        stored=to_stored(event.report),
+        ticket=event.ticket,
+        spans=[to_span(span) for span in event.spans],
+    )
+
+
+def to_span(span: Span) -> pb.Span:
+    return pb.Span(
+        name=span.name,
+        track=span.track,
+        start_seconds=span.start_seconds,
+        seconds=span.seconds,
+        detail=dict(span.detail),
     )
 
 
@@ -65,6 +107,7 @@ def to_prefix(report: PrefixReport) -> pb.PrefixReport:
         replay_layer_tokens=report.replay_layer_tokens,
         miss_reason=report.miss_reason,
         handoff=report.handoff,
+        waited_seconds=report.waited_seconds,
     )
 
 
@@ -76,6 +119,7 @@ def to_stored(report: StoreReport) -> pb.StoreReport:
         blocks_pending=report.blocks_pending,
         states_stored=report.states_stored,
         states_failed=report.states_failed,
+        rows_stored=report.rows_stored,
         bytes_stored=report.bytes_stored,
         failure=report.failure,
     )
@@ -89,6 +133,7 @@ def from_stored(message: pb.StoreReport) -> StoreReport:
         blocks_pending=message.blocks_pending,
         states_stored=message.states_stored,
         states_failed=message.states_failed,
+        rows_stored=message.rows_stored,
         bytes_stored=message.bytes_stored,
         failure=message.failure,
     )

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from kvstore.errors import KvstoreError, LimitExceeded, ParentMissing
-from kvstore.types import ItemKind
+from kvstore.types import ItemKind, Lineage
 from kvstore_client.values import ReserveItem, ReserveOutcome
 from kvstore_workers.runtime.store import STORE_FAILURES, PrefixStore
+from kvstore_workers.runtime.trace import Trace
 from kvstore_workers.runtime.values import StoreReport
 
 log = logging.getLogger(__name__)
@@ -44,13 +45,16 @@ class StoreRun:
     its parent is. The next run starts afresh. Made by `Writer.begin`.
     """
 
-    def __init__(self, offer: Callable[[Entry], None]) -> None:
+    def __init__(self, offer: Callable[[Entry], None], trace: Trace) -> None:
+        self.trace = trace
         self._offer = offer
         self._changed = threading.Condition()
         self._report = StoreReport()
         self._waiting = 0
         self._takes_more = True
         self._gave_up = False
+        self._complete = False
+        self._on_end: Callable[[], None] | None = None
         self._fault: Exception | None = None
 
     # ---- the request's side ------------------------------------------------------------------------------------
@@ -60,14 +64,23 @@ class StoreRun:
         with self._changed:
             return self._report
 
-    def put_block(self, *, key: bytes, parent: bytes, position: int, payload: bytes) -> None:
+    def put_block(
+        self, *, key: bytes, parent: bytes, position: int, payload: bytes, lineage: Lineage
+    ) -> None:
         """Hand over the block that ends at `position`. Never waits."""
         item = ReserveItem(
-            kind=ItemKind.BLOCK, key=key, parent=parent, position=position, length=len(payload)
+            kind=ItemKind.BLOCK,
+            key=key,
+            parent=parent,
+            position=position,
+            length=len(payload),
+            lineage=lineage,
         )
         self._offer(Entry(self, item, payload))
 
-    def put_state(self, *, key: bytes, position: int, payload: bytes, to_pool: bool, to_ssd: bool) -> None:
+    def put_state(
+        self, *, key: bytes, position: int, payload: bytes, to_pool: bool, to_ssd: bool, lineage: Lineage
+    ) -> None:
         """Hand over the state at the end of the block `key`, which is held or was handed over before. Never waits."""
         item = ReserveItem(
             kind=ItemKind.STATE,
@@ -76,8 +89,28 @@ class StoreRun:
             length=len(payload),
             to_pool=to_pool,
             to_ssd=to_ssd,
+            lineage=lineage,
         )
         self._offer(Entry(self, item, payload))
+
+    def put_rows(self, *, key: bytes, position: int, payload: bytes, lineage: Lineage) -> None:
+        """Hand over the window rows of the block `key`, which was handed over before. Never waits."""
+        item = ReserveItem(
+            kind=ItemKind.ROWS,
+            key=key,
+            position=position,
+            length=len(payload),
+            to_ssd=True,
+            lineage=lineage,
+        )
+        self._offer(Entry(self, item, payload))
+
+    def complete(self, on_end: Callable[[], None]) -> None:
+        """Nothing more is handed over; `on_end` is called when all of it is stored or given up, which may be now."""
+        with self._changed:
+            self._complete = True
+            self._on_end = on_end
+        self._end_if_over()
 
     def flush(self, *, seconds: float) -> StoreReport:
         """Wait until all that was handed over is stored or given up, at most `seconds`; the report at that moment.
@@ -126,6 +159,14 @@ class StoreRun:
                 report = replace(report, blocks_pending=report.blocks_pending - 1)
             self._report = _counted(report, item, fate)
             self._changed.notify_all()
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        with self._changed:
+            over = self._complete and self._waiting == 0
+            on_end, self._on_end = (self._on_end, None) if over else (None, self._on_end)
+        if on_end is not None:
+            on_end()
 
     def cut(self, error: BaseException) -> None:
         """Take no further item; those that wait are stored. The first reason is the one that is reported."""
@@ -166,8 +207,8 @@ class Writer:
         self._thread = threading.Thread(target=self._work, name="store-writer", daemon=True)
         self._thread.start()
 
-    def begin(self) -> StoreRun:
-        return StoreRun(self._offer)
+    def begin(self, trace: Trace) -> StoreRun:
+        return StoreRun(self._offer, trace)
 
     def close(self, *, seconds: float) -> bool:
         """Store what waits, for at most `seconds`, and end the thread; True when it has ended."""
@@ -237,7 +278,10 @@ class Writer:
                     break
                 if attempt:
                     self._pause()
-                self._try_batch(run, left)
+                with run.trace.span(
+                    "store", "writer", items=len(left), bytes=sum(entry.item.length for entry in left)
+                ):
+                    self._try_batch(run, left)
             if left and not run.gave_up:
                 run.give_up(
                     LimitExceeded(
@@ -307,6 +351,12 @@ def _fate(outcome: ReserveOutcome, *, is_lost: bool) -> Fate:
 def _counted(report: StoreReport, item: ReserveItem, fate: Fate) -> StoreReport:
     stored = fate is Fate.STORED
     report = replace(report, bytes_stored=report.bytes_stored + (item.length if stored else 0))
+    if item.kind is ItemKind.ROWS:
+        return replace(
+            report,
+            rows_stored=report.rows_stored + stored,
+            states_failed=report.states_failed + (fate is Fate.FAILED),
+        )
     if item.kind is ItemKind.STATE:
         return replace(
             report,

@@ -1,0 +1,44 @@
+"""What a replay and a computation have to do: layer-tokens, and entries that index scans look at. Whole numbers, exact."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from kvstore.plan.figures import Figures
+
+
+def triangle(figures: Figures, span: int) -> int:
+    """Layer-tokens of an exact replay of `span` tokens with entries read: layer l of L runs at the last (L - l)(W - 1) of
+    them."""
+    # The last layer runs at W-1 positions, the one before at twice as many, and so on, but none at more than the span:
+    # `whole` of them need no more than it holds.
+    rows, layers = figures.window_rows, figures.layer_count
+    whole = min(span // rows, layers)
+    return rows * whole * (whole + 1) // 2 + (layers - whole) * span
+
+
+def seen(ratio: int, position: int) -> int:
+    """Entries that the queries before `position` see in one layer: the sum of (p + 1) // ratio for p < position.
+
+    Its steps never get smaller, so it is convex in `position`.
+    """
+    groups, left = divmod(position, ratio)
+    return ratio * groups * (groups - 1) // 2 + groups * (left + 1)
+
+
+def scanned(figures: Figures, start: int, end: int) -> int:
+    """Entries that computing [start, end) in all layers looks at."""
+    return sum(scan.layers * (seen(scan.ratio, end) - seen(scan.ratio, start)) for scan in figures.scans)
+
+
+def replay_scanned(figures: Figures, start: int, end: int) -> int:
+    """Entries that an exact replay of [start, end) looks at: a layer's queries run only where its output is needed, from
+    end - (L - l - 1)(W - 1) on, and nowhere in the last layer."""
+    total = 0
+    for scan in figures.scans:
+        ratio, reaches = scan.ratio, scan.reaches
+        near = bisect_left(reaches, end - start)
+        total += len(reaches) * seen(ratio, end) - (len(reaches) - near) * seen(ratio, start)
+        for reach in reaches[:near]:
+            total -= seen(ratio, end - reach)
+    return total

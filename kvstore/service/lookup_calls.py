@@ -1,0 +1,80 @@
+"""The Lookup call: wait for others where that is worth it, look, and announce what the caller computes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from kvstore.errors import InvalidArgument
+from kvstore.service import encode
+from kvstore.service.delivery import send_head
+from kvstore.service.engine import NO_SESSION, Engine
+from kvstore.service.flights import Prompt, Waited
+from kvstore.service.session import Session
+from kvstore.service.status import Context
+from kvstore.types import BlockKey
+from kvstore.v1 import cache_pb2 as pb
+
+WAIT_SECONDS_MAX = 3600.0
+
+
+class LookupCalls:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def look(
+        self, request: pb.LookupRequest, session: Session | None, context: Context
+    ) -> pb.LookupReply:
+        """`session` is the caller's where a lease is asked for."""
+        engine = self._engine
+        wait_seconds = encode.take_seconds(request.wait_seconds, field="wait_seconds", high=WAIT_SECONDS_MAX)
+        if session is None:
+            for field, value in (("announce", request.announce), ("wait_seconds", wait_seconds)):
+                if value:
+                    raise InvalidArgument(
+                        "only a lookup with a lease has a part in flights",
+                        field=field,
+                        value=value,
+                        allowed="0 without `lease`",
+                    )
+        info = engine.core.namespace(encode.take_digest(request.namespace))
+        keys = encode.split_keys(request.keys, most=engine.config.keys)
+        prompt = Prompt(
+            NO_SESSION if session is None else session.id,
+            info.digest,
+            [BlockKey(key) for key in keys],
+            request.prompt_tokens,
+            info.profile.block_tokens,
+        )
+        look = partial(
+            engine.lookup,
+            info.digest,
+            keys,
+            prompt_tokens=request.prompt_tokens,
+            costs=encode.take_costs(request.costs),
+            exactness=encode.take_exactness(request.exactness),
+            session=prompt.session,
+        )
+        waited = Waited()
+        if session is not None and wait_seconds:
+            waited = await engine.flights.wait(
+                prompt, session, seconds=wait_seconds, look=partial(look, lease=False, counted=False)
+            )
+        # From here to the answer nothing waits: who woke first announces before the next one looks.
+        found = look(lease=request.lease)
+        reply = encode.put_lookup(found, lease_seconds=engine.core.lease_seconds)
+        reply.waited_seconds = waited.seconds
+        reply.blocks_in_flight, reply.in_flight_seconds = engine.flights.ahead(prompt, found)
+        if session is not None and request.announce:
+            flight = engine.flights.announce(prompt, found, inherits=waited.inherits)
+            reply.flight_id = 0 if flight is None else flight.flight_id
+        if wait_seconds or request.announce:
+            # A call that cannot wait is over in a millisecond, and is not made slower.
+            undo = partial(self._undo, reply.lease_id, reply.flight_id, prompt.session)
+            await send_head(context, undo=undo)
+        return reply
+
+    def _undo(self, lease_id: int, flight_id: int, session: str) -> None:
+        if lease_id:
+            self._engine.release(lease_id, session)
+        if flight_id:
+            self._engine.flights.end(flight_id, session)
