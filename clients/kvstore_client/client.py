@@ -194,6 +194,7 @@ class CacheClient:
             exactness="EXACTNESS_UNSPECIFIED" if exactness is None else exactness.value,
             announce=announce,
             wait_seconds=wait_seconds,
+            assumed_costs=costs is not None and costs.assumed,
         )
         timeout = self._link.deadlines.lookup + wait_seconds
 

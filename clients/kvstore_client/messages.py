@@ -10,6 +10,7 @@ from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.values import Alternative, Costs, Coverage, OpenedNamespace, Plan, ReserveItem, SaveStates
 
 COUNT_MAX = (1 << 64) - 1
+TILE_TOKENS_MAX = (1 << 32) - 1
 
 
 def count(name: str, value: int, *, most: int = COUNT_MAX) -> int:
@@ -42,6 +43,7 @@ def to_costs(costs: Costs | None) -> pb.Costs:
         seconds_per_memory_byte=costs.seconds_per_memory_byte,
         seconds_per_fetch=costs.seconds_per_fetch,
         seconds_per_index_entry=costs.seconds_per_index_entry,
+        tile_tokens=count("tile_tokens", costs.tile_tokens, most=TILE_TOKENS_MAX),
     )
 
 
@@ -52,6 +54,7 @@ def from_costs(message: pb.Costs) -> Costs:
         seconds_per_memory_byte=message.seconds_per_memory_byte,
         seconds_per_fetch=message.seconds_per_fetch,
         seconds_per_index_entry=message.seconds_per_index_entry,
+        tile_tokens=message.tile_tokens,
     )
 
 

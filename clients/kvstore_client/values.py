@@ -60,13 +60,17 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Measured rates of the caller. 0: not known, the service uses its own."""
+    """Rates of the caller. 0: not known, the service uses what it knows. Tokens are computed in tiles of `tile_tokens`: a
+    prompt's last tile costs as much as a whole one. `assumed`: not measured; such rates price one plan and are not
+    remembered for others."""
 
     seconds_per_layer_token: float = 0.0
     seconds_per_ssd_byte: float = 0.0
     seconds_per_memory_byte: float = 0.0
     seconds_per_fetch: float = 0.0
     seconds_per_index_entry: float = 0.0
+    tile_tokens: int = 0
+    assumed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

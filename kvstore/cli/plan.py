@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from kvstore.cli.connect import add_directory_flag, connect, named
 from kvstore.cli.output import add_json_flag, check_json_target, emit
@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
         )
     profile = Profile.from_geometry(namespace.profile_name, namespace.geometry)
     policy = WindowPolicy.parse(namespace.policy, profile)
-    coverage, costs = Coverage(**asdict(found.coverage)), Costs(**asdict(found.costs))
+    coverage = Coverage(**asdict(found.coverage))
+    costs = Costs(**{field.name: getattr(found.costs, field.name) for field in fields(Costs)})
     exact_only = not profile.bounded_is_trained if asked is None else asked is Exactness.EXACT
     next_tokens = _next_tokens(args, profile)
     explained = Explained(

@@ -293,7 +293,7 @@ def _rates(costs: Costs) -> str:
     return (
         f"{_seconds(costs.seconds_per_layer_token)} per layer-token, {_seconds(costs.seconds_per_index_entry)} per index "
         f"entry, {_rate(costs.seconds_per_ssd_byte)} from SSD, {_rate(costs.seconds_per_memory_byte)} from the pool, "
-        f"{_seconds(costs.seconds_per_fetch)} per fetch"
+        f"{_seconds(costs.seconds_per_fetch)} per fetch, tiles of {costs.tile_tokens} tokens"
     )
 
 

@@ -29,13 +29,15 @@ class Coverage:
 class Costs:
     """Measured rates. Seconds per layer-token (one layer run for one token), seconds per entry that an index scan looks
     at (a token at position p looks at p / ratio in every layer with an index), seconds per byte from each tier up to the
-    worker's memory, and seconds that any fetch costs at least."""
+    worker's memory, and seconds that any fetch costs at least. Tokens are computed in tiles of `tile_tokens`: a prompt's
+    last tile costs as much as a whole one."""
 
     seconds_per_layer_token: float = 2e-5
     seconds_per_ssd_byte: float = 2e-9
     seconds_per_memory_byte: float = 1e-9
     seconds_per_fetch: float = 5e-4
     seconds_per_index_entry: float = 0.0
+    tile_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from kvstore.plan.figures import Figures, figures_of
 from kvstore.plan.save import save_states
 from kvstore.plan.work import replay_scanned, scanned, triangle
 from kvstore.policy.window import WindowPolicy
-from kvstore.profile.base import Profile
+from kvstore.profile.base import MAX_BLOCK_TOKENS, Profile
 from kvstore.profile.layout import rows_needed
 from kvstore.types import Exactness, StateSource
 
@@ -227,8 +227,10 @@ class _Pricing:
         """`work` layer-tokens and `entries` looked at are those of the replay."""
         costs, figures = self.costs, self.figures
         bytes_ssd = boundary // figures.block_tokens * figures.block_bytes + state_ssd
-        rest = (self.prompt_tokens - boundary) * figures.layer_count
-        rest_entries = scanned(figures, boundary, self.prompt_tokens)
+        # The same for every boundary, whatever the tile: what follows about candidates holds for this end too.
+        end = -(-self.prompt_tokens // costs.tile_tokens) * costs.tile_tokens
+        rest = (end - boundary) * figures.layer_count
+        rest_entries = scanned(figures, boundary, end)
         layer, entry = costs.seconds_per_layer_token, costs.seconds_per_index_entry
         read = bytes_ssd * costs.seconds_per_ssd_byte + state_memory * costs.seconds_per_memory_byte
         read += costs.seconds_per_fetch if boundary else 0.0
@@ -337,3 +339,10 @@ def _check_costs(costs: Costs) -> None:
             raise InvalidArgument(
                 "costs are measured rates", field=item.name, value=value, allowed="finite and >= 0"
             )
+    if not 1 <= costs.tile_tokens <= MAX_BLOCK_TOKENS:
+        raise InvalidArgument(
+            "not a tile",
+            field="tile_tokens",
+            value=costs.tile_tokens,
+            allowed=f"1 to {MAX_BLOCK_TOKENS} tokens",
+        )

@@ -7,7 +7,7 @@ from dataclasses import fields
 from kvstore.core import LookupResult, NamespaceInfo
 from kvstore.errors import InvalidArgument, LimitExceeded, ProfileError
 from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan
-from kvstore.profile.base import Profile
+from kvstore.profile.base import MAX_BLOCK_TOKENS, Profile
 from kvstore.types import KEY_BYTES, Exactness, ItemKind, Lineage, StateSource
 from kvstore.v1 import cache_pb2 as pb
 
@@ -16,7 +16,7 @@ MAX_COST_SECONDS = 1e6
 COVERAGE_EDGES = 256
 """Edges of each kind that a reply names."""
 
-_RATES = tuple(field.name for field in fields(Costs))
+_RATES = tuple(field.name for field in fields(Costs) if field.name != "tile_tokens")
 
 _SOURCES: dict[StateSource, pb.StateSource] = {
     StateSource.POOL: pb.POOL,
@@ -99,16 +99,23 @@ def take_seconds(value: float, *, field: str, high: float) -> float:
 
 def take_costs(message: pb.Costs) -> Costs:
     """The caller's rates; zero where it knows none."""
-    return Costs(
-        **{
-            name: take_seconds(getattr(message, name), field=f"costs.{name}", high=MAX_COST_SECONDS)
-            for name in _RATES
-        }
-    )
+    if message.tile_tokens > MAX_BLOCK_TOKENS:
+        raise InvalidArgument(
+            "not a tile",
+            field="costs.tile_tokens",
+            value=message.tile_tokens,
+            allowed=f"0 to {MAX_BLOCK_TOKENS} tokens",
+        )
+    rates = {
+        name: take_seconds(getattr(message, name), field=f"costs.{name}", high=MAX_COST_SECONDS)
+        for name in _RATES
+    }
+    return Costs(**rates, tile_tokens=message.tile_tokens)
 
 
 def put_costs(costs: Costs) -> pb.Costs:
-    return pb.Costs(**{name: getattr(costs, name) for name in _RATES})
+    rates = {name: getattr(costs, name) for name in _RATES}
+    return pb.Costs(**rates, tile_tokens=costs.tile_tokens)
 
 
 def take_exactness(value: int) -> Exactness | None:

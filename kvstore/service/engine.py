@@ -123,9 +123,10 @@ class Engine:
         lease: bool,
         exactness: Exactness | None = None,
         counted: bool = True,
+        measured: bool = True,
     ) -> LookupResult:
-        """As Core.lookup. Rates of `costs` that are zero are not known, and completed; only those that come with a lease
-        are remembered for others. `exactness` None: EXACT, but for models that were trained for a bounded replay.
+        """As Core.lookup. Rates of `costs` that are zero are not known, and completed; those that come with a lease, and were
+        `measured`, are remembered for others. `exactness` None: EXACT, but for models that were trained for a bounded replay.
         `counted` False: for a look whose answer nobody is given."""
         if lease:
             self.check_open()
@@ -142,7 +143,7 @@ class Engine:
             now_mono=self.time.monotonic(),
             now_wall=self.time.wall(),
         )
-        if lease:
+        if lease and measured:
             self.rates.report(info.digest, costs)
         if not counted:
             return found

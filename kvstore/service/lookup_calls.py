@@ -51,6 +51,7 @@ class LookupCalls:
             keys,
             prompt_tokens=request.prompt_tokens,
             costs=encode.take_costs(request.costs),
+            measured=not request.assumed_costs,
             exactness=encode.take_exactness(request.exactness),
             session=prompt.session,
         )

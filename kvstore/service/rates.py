@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from kvstore.plan.base import Costs
 from kvstore.types import NamespaceDigest
 
-UNKNOWN = Costs(**{field.name: 0.0 for field in fields(Costs)})
+UNKNOWN = Costs(**{field.name: 0 for field in fields(Costs)})
 """Nothing is known: every rate is zero."""
 
 KEPT_BYTES = 1 << 30

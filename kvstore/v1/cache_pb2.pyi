@@ -120,21 +120,23 @@ class Namespace(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., policy: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., states_share_tokens: _Optional[int] = ...) -> None: ...
 
 class Costs(_message.Message):
-    __slots__ = ("seconds_per_layer_token", "seconds_per_ssd_byte", "seconds_per_memory_byte", "seconds_per_fetch", "seconds_per_index_entry")
+    __slots__ = ("seconds_per_layer_token", "seconds_per_ssd_byte", "seconds_per_memory_byte", "seconds_per_fetch", "seconds_per_index_entry", "tile_tokens")
     SECONDS_PER_LAYER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     SECONDS_PER_SSD_BYTE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_PER_MEMORY_BYTE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_PER_FETCH_FIELD_NUMBER: _ClassVar[int]
     SECONDS_PER_INDEX_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    TILE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     seconds_per_layer_token: float
     seconds_per_ssd_byte: float
     seconds_per_memory_byte: float
     seconds_per_fetch: float
     seconds_per_index_entry: float
-    def __init__(self, seconds_per_layer_token: _Optional[float] = ..., seconds_per_ssd_byte: _Optional[float] = ..., seconds_per_memory_byte: _Optional[float] = ..., seconds_per_fetch: _Optional[float] = ..., seconds_per_index_entry: _Optional[float] = ...) -> None: ...
+    tile_tokens: int
+    def __init__(self, seconds_per_layer_token: _Optional[float] = ..., seconds_per_ssd_byte: _Optional[float] = ..., seconds_per_memory_byte: _Optional[float] = ..., seconds_per_fetch: _Optional[float] = ..., seconds_per_index_entry: _Optional[float] = ..., tile_tokens: _Optional[int] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("namespace", "keys", "prompt_tokens", "costs", "lease", "exactness", "announce", "wait_seconds")
+    __slots__ = ("namespace", "keys", "prompt_tokens", "costs", "lease", "exactness", "announce", "wait_seconds", "assumed_costs")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +145,7 @@ class LookupRequest(_message.Message):
     EXACTNESS_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ASSUMED_COSTS_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     keys: bytes
     prompt_tokens: int
@@ -151,7 +154,8 @@ class LookupRequest(_message.Message):
     exactness: Exactness
     announce: bool
     wait_seconds: float
-    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., lease: bool = ..., exactness: _Optional[_Union[Exactness, str]] = ..., announce: bool = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    assumed_costs: bool
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., lease: bool = ..., exactness: _Optional[_Union[Exactness, str]] = ..., announce: bool = ..., wait_seconds: _Optional[float] = ..., assumed_costs: bool = ...) -> None: ...
 
 class Alternative(_message.Message):
     __slots__ = ("compute_from", "state_source", "state_at", "replay_from", "replay_layer_tokens", "bytes_ssd", "bytes_memory", "seconds", "index_entries", "read_seconds", "replay_seconds", "compute_seconds")

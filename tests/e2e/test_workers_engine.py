@@ -55,6 +55,19 @@ def _left_open(admin: CacheClient) -> dict[str, float]:
     }
 
 
+def test_prices_that_a_decode_worker_makes_up_are_not_remembered(
+    service: ServiceProcess, admin: CacheClient, salt: str
+) -> None:
+    prompt = tokens_of(100, seed=9)
+    with fresh_engine(service.directory, salt=salt, costs=RESTORING_PAYS) as engine:
+        first = prefill(engine, request_of(prompt, 4))
+        rest = decode(engine, request_of(prompt, 4), ticket=first.ticket, first_token=first.tokens[0])
+        assert rest.report.handoff
+        probe = admin.lookup(engine.namespace, [], prompt_tokens=100, lease=False)
+    assert probe.costs.seconds_per_ssd_byte == RESTORING_PAYS.seconds_per_ssd_byte
+    assert probe.costs.seconds_per_fetch == RESTORING_PAYS.seconds_per_fetch
+
+
 # ---- ways back ----------------------------------------------------------------------------------------------------
 
 

@@ -71,10 +71,11 @@ def cheapest(profile: Profile, coverage: Coverage, n: int, costs: Costs, *, boun
     def replayed(start: int, end: int) -> float:
         return work(profile, start, end) * token + replay_scan(profile, start, end) * entry
 
-    prices = [n * layers * token + scan(profile, 0, n) * entry]
+    last = -(-n // costs.tile_tokens) * costs.tile_tokens
+    prices = [last * layers * token + scan(profile, 0, last) * entry]
     for boundary in range(size, min(coverage.blocks * size, max(n - 1, 0)) + 1, size):
         base = costs.seconds_per_fetch + boundary // size * profile.block_bytes * ssd
-        base += (n - boundary) * layers * token + scan(profile, boundary, n) * entry
+        base += (last - boundary) * layers * token + scan(profile, boundary, last) * entry
         for edges, rate in (
             (coverage.pool_states, costs.seconds_per_memory_byte),
             (coverage.checkpoints, ssd),
@@ -173,6 +174,7 @@ all_costs = st.builds(
     seconds_per_memory_byte=rates,
     seconds_per_fetch=rates,
     seconds_per_index_entry=rates,
+    tile_tokens=st.sampled_from([1, 7, 128]),
 )
 
 
@@ -205,8 +207,9 @@ def test_no_way_is_cheaper_than_the_plan(profile: Profile, exact_only: bool, dat
     check_laws(profile, result, coverage, n, exact_only=exact_only)
     best = cheapest(profile, coverage, n, costs, bounded=not exact_only)
     assert result.chosen.seconds == pytest.approx(best, rel=1e-9, abs=1e-12)
-    cold = n * profile.layer_count * costs.seconds_per_layer_token
-    cold += scan(profile, 0, n) * costs.seconds_per_index_entry
+    last = -(-n // costs.tile_tokens) * costs.tile_tokens
+    cold = last * profile.layer_count * costs.seconds_per_layer_token
+    cold += scan(profile, 0, last) * costs.seconds_per_index_entry
     if result.state_source is not StateSource.NONE:
         assert result.chosen.seconds < cold
     ranked = ways(profile, coverage, prompt_tokens=n, costs=costs, exact_only=exact_only)

@@ -273,6 +273,16 @@ def test_a_plan_that_uses_bounded_bytes_is_bounded() -> None:
     assert clean.exactness is Exactness.EXACT
 
 
+def test_a_prompt_is_priced_up_to_the_end_of_its_last_tile() -> None:
+    rates = replace(EAGER, tile_tokens=128)
+    for n in (8 * B + 1, 8 * B + 100):
+        tiled = planned(Coverage(0), n, costs=rates)
+        end = -(-n // 128) * 128
+        assert tiled.chosen.seconds == pytest.approx(planned(Coverage(0), end).chosen.seconds)
+    with pytest.raises(InvalidArgument, match="tile_tokens=0; allowed: 1 to"):
+        planned(Coverage(1), 100, costs=replace(EAGER, tile_tokens=0))
+
+
 @pytest.mark.parametrize(
     "field",
     [

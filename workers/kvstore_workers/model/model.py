@@ -156,7 +156,7 @@ class Model:
                 rows = replay_rows(layers, self.config.window_tokens, replay_from, position)
             else:
                 rows = forward_rows(layers, replay_from, position)
-            for span in spans(replay_from, position, TILE):
+            for span in spans(replay_from, position, self.decode_tile):
                 tile_tokens = tokens[span.first - replay_from : span.last - replay_from]
                 self._run(sequence, tile_tokens, span, rows, read_entries=True)
         return sequence

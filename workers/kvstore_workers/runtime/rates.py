@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from kvstore_client.values import Costs
+from kvstore_workers.model.config import TILE
 
 NEW_SHARE = 0.2
 """Weight of the newest measurement: a change of speed is followed within a dozen requests, one outlier hardly shows."""
@@ -125,4 +126,5 @@ class Rates:
                 seconds_per_ssd_byte=self._ssd_byte + self._load_byte if self._ssd_byte else 0.0,
                 seconds_per_memory_byte=self._memory_byte + self._load_byte if self._memory_byte else 0.0,
                 seconds_per_fetch=self._fetch,
+                tile_tokens=TILE,
             )

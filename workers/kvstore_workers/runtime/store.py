@@ -35,6 +35,7 @@ EAGER = Costs(
     seconds_per_ssd_byte=1e-15,
     seconds_per_memory_byte=1e-15,
     seconds_per_fetch=1e-15,
+    assumed=True,
 )
 """Prices at which a plan reads every block that is held: restoring always runs fewer layer-tokens than computing."""
 
