@@ -94,6 +94,8 @@ class Bench:
         store = PrefixStore(client, identity, name="bench", clock=CLOCK, rates=self.rates)
         self.writer = Writer(store)
         self.engine = Engine(model, store=store, writer=self.writer, clock=CLOCK)
+        # Fetches everything before it runs anything.
+        self.whole = Engine(model, store=store, writer=self.writer, clock=CLOCK, sliced_bytes=1 << 60)
         self.rectangular = Engine(rectangular, store=store, writer=self.writer, clock=CLOCK)
         self.profile = model.profile
         store.open()
@@ -147,16 +149,17 @@ def run_pair(bench: Bench, tokens: list[int], turn: int, note: Callable[[str, fl
     client.set_policy(namespace, "endpoints")
     for step in (bypassed, stored) if turn % 2 == 0 else (stored, bypassed):
         step()
-    first, report = bench.ask(tokens)
-    expect(report, StateSource.POOL)
-    note("POOL", first, report.expected_seconds)
+    pooled = [("POOL", bench.engine), ("POOL, whole blocks first", bench.whole)]
+    for name, engine in pooled[:: 1 - 2 * (turn % 2)]:
+        first, report = bench.ask(tokens, engine=engine)
+        expect(report, StateSource.POOL)
+        note(name, first, report.expected_seconds)
     client.drop_states(namespace, "pool")
     first, report = bench.ask(tokens)
     expect(report, StateSource.CHECKPOINT)
     note("CHECKPOINT", first, report.expected_seconds)
-    for name, engine in (("REPLAY, triangle", bench.engine), ("REPLAY, rectangle", bench.rectangular))[
-        :: 1 - 2 * (turn % 2)
-    ]:
+    replays = [("REPLAY, triangle", bench.engine), ("REPLAY, rectangle", bench.rectangular)]
+    for name, engine in replays[:: 1 - 2 * (turn % 2)]:
         client.drop_states(namespace, "both")
         costs = bench.rates.costs()
         first, report = bench.ask(tokens, engine=engine)

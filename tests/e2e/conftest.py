@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.v1 import cache_pb2 as pb
+from kvstore_client import CacheClient
 from tests.e2e.service_raw import Raw
 from tests.support.service import ServiceProcess, running_service
 
@@ -29,3 +30,16 @@ def raw(service: ServiceProcess) -> Iterator[Raw]:
 def namespace(raw: Raw, request: pytest.FixtureRequest) -> pb.Namespace:
     """One of its own for each test."""
     return raw.open(request.node.name[:128])
+
+
+@pytest.fixture
+def admin(service: ServiceProcess) -> Iterator[CacheClient]:
+    """A second client of the test's service."""
+    with CacheClient(service.directory, owner="test-admin") as client:
+        yield client
+
+
+@pytest.fixture
+def salt(request: pytest.FixtureRequest) -> str:
+    """Keeps the namespaces of tests apart."""
+    return request.node.name[:100]

@@ -38,11 +38,6 @@ def service() -> Iterator[ServiceProcess]:
         yield service
 
 
-@pytest.fixture
-def salt(request: pytest.FixtureRequest) -> str:
-    return request.node.name[:100]
-
-
 class FaultyReservation:
     """A reservation each of whose calls may fail."""
 

@@ -50,17 +50,6 @@ def service() -> Iterator[ServiceProcess]:
         yield service
 
 
-@pytest.fixture
-def admin(service: ServiceProcess) -> Iterator[CacheClient]:
-    with CacheClient(service.directory, owner="test-admin") as client:
-        yield client
-
-
-@pytest.fixture
-def salt(request: pytest.FixtureRequest) -> str:
-    return request.node.name[:100]
-
-
 def _left_open(admin: CacheClient) -> dict[str, float]:
     stats = admin.stats()
     return {name: stats[name] for name in ("leases", "reservations", "handoff_takes_out", "flights")}

@@ -30,17 +30,6 @@ def service() -> Iterator[ServiceProcess]:
         yield service
 
 
-@pytest.fixture
-def admin(service: ServiceProcess) -> Iterator[CacheClient]:
-    with CacheClient(service.directory, owner="test-admin") as client:
-        yield client
-
-
-@pytest.fixture
-def salt(request: pytest.FixtureRequest) -> str:
-    return request.node.name[:100]
-
-
 def _asked(engine: Engine, tokens: list[int], new: int = 4, **changes: object) -> Answer:
     """An answer that must be a cold run's, whatever it came from."""
     answer = decode(engine, request_of(tokens, new, **changes))
