@@ -62,7 +62,8 @@ def parse_time(text: str | float, *, name: str) -> float:
 
 
 def parse_count(text: str | int, *, name: str) -> int:
-    if isinstance(text, bool) or not re.fullmatch(r"[0-9]+", str(text).strip()):
+    # No count has more digits; Python refuses to read thousands of them.
+    if isinstance(text, bool) or not re.fullmatch(r"[0-9]{1,19}", str(text).strip()):
         raise ConfigError("not a count", field=name, value=text, allowed="a whole number")
     return int(text)
 

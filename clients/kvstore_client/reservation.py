@@ -79,7 +79,7 @@ class Reservation:
             timeout=self._link.deadlines.commit,
         )
         self._ended = True
-        return Committed(reply.items, reply.bytes)
+        return Committed(reply.items, reply.bytes, tuple(reply.left_out))
 
     def abort(self) -> bool:
         """Whether the reservation was still open. Aborting again, or after the service has gone, does nothing."""

@@ -230,10 +230,12 @@ class ReserveItem:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Items and bytes that are durable and visible now."""
+    """Items and bytes that are durable and visible now; `left_out`: places in the reserve call of those that were written
+    and are not, since their block or parent was lost meanwhile, or is leased as approximate."""
 
     items: int
     bytes: int
+    left_out: tuple[int, ...] = ()
 
 
 class Cleared(NamedTuple):

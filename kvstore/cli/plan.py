@@ -23,6 +23,10 @@ from kvstore_client.values import OpenedNamespace
 _BY_DEFAULT = "exact, but for models trained for a bounded replay"
 
 
+TOKENS_MAX = 1 << 22
+"""Of a prompt that is asked about: its keys fit one call whatever the block."""
+
+
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "plan",
@@ -113,6 +117,7 @@ def _prompt(args: argparse.Namespace, namespace: OpenedNamespace) -> Prompt:
                 allowed="only with --keys",
             )
         tokens = parse_tokens(read_text(args.tokens, option="--tokens"))
+        _check_length(len(tokens), option="--tokens")
         return prompt_of_tokens(tokens, root=namespace.digest, block_tokens=namespace.block_tokens)
     if args.prompt_tokens is None:
         raise ConfigError(
@@ -122,7 +127,16 @@ def _prompt(args: argparse.Namespace, namespace: OpenedNamespace) -> Prompt:
             allowed="a whole number, with --keys",
         )
     keys = parse_keys(read_text(args.keys, option="--keys"))
-    return Prompt(keys, parse_count(args.prompt_tokens, name="--prompt-tokens"))
+    count = parse_count(args.prompt_tokens, name="--prompt-tokens")
+    _check_length(count, option="--prompt-tokens")
+    return Prompt(keys, count)
+
+
+def _check_length(tokens: int, *, option: str) -> None:
+    if tokens > TOKENS_MAX:
+        raise ConfigError(
+            "the prompt is too long", field=option, value=tokens, allowed=f"{TOKENS_MAX} tokens"
+        )
 
 
 def _next_tokens(args: argparse.Namespace, profile: Profile) -> int:
@@ -132,8 +146,10 @@ def _next_tokens(args: argparse.Namespace, profile: Profile) -> int:
     if args.what_if == "":
         return profile.block_tokens
     count = parse_count(args.what_if, name="--what-if")
-    if count < 1:
-        raise ConfigError("a turn adds tokens", field="--what-if", value=args.what_if, allowed=">= 1")
+    if not 1 <= count <= TOKENS_MAX:
+        raise ConfigError(
+            "a turn adds tokens", field="--what-if", value=args.what_if, allowed=f"1 to {TOKENS_MAX}"
+        )
     return count
 
 

@@ -116,12 +116,13 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class CommitReport:
-    """`visible` are found from now on. `discard` are places that nothing refers to: what was replaced, what came too
-    late, and what lost its parent."""
+    """`visible` are found from now on; `left_out`, places in the Reserve call, are what was written and is not. `discard`
+    are places that nothing refers to: what was replaced, what came too late, and what lost its parent."""
 
     visible: Sequence[ItemId]
     discard: Sequence[Place]
     bytes: int
+    left_out: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

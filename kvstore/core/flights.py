@@ -29,8 +29,8 @@ STATES_SECONDS = 5.0
 class Flight:
     """`session` computes the blocks `keys`, in the order of the prompt, until `deadline` (monotonic seconds).
 
-    expected_seconds: what computing them was priced at. unseen: those that have not become visible. progressed: when the
-    last one did, at first `born`.
+    exact: whether they will be of EXACT lineage. expected_seconds: what computing them was priced at. unseen: those that
+    have not become visible. progressed: when the last one did, at first `born`.
     """
 
     flight_id: int
@@ -40,6 +40,7 @@ class Flight:
     born: float
     deadline: float
     expected_seconds: float
+    exact: bool
     progressed: float
     unseen: set[BlockKey] = field(repr=False)
 
@@ -119,10 +120,12 @@ class FlightTable:
         *,
         expected_seconds: float,
         now: float,
+        exact: bool = True,
     ) -> Flight | None:
         """A flight of those of `keys` that are in none, up to the first that is in another session's. None where there
         are none of them, or no room."""
-        free = self._free(session, namespace, keys)
+        # A caller's keys are claims: one that comes twice is no chain, and counts once.
+        free = list(dict.fromkeys(self._free(session, namespace, keys)))
         if not free:
             return None
         mine = self._sessions.get(session, ())
@@ -143,6 +146,7 @@ class FlightTable:
             born=now,
             deadline=now + self._seconds,
             expected_seconds=expected_seconds * share,
+            exact=exact,
             progressed=now,
             unseen=set(free),
         )
@@ -219,6 +223,13 @@ class FlightTable:
 
     def end_session(self, session: str) -> list[Flight]:
         ended = [self._open[number] for number in sorted(self._sessions.get(session, ()))]
+        for flight in ended:
+            self._end(flight)
+        return ended
+
+    def end_namespace(self, namespace: NamespaceDigest | None) -> list[Flight]:
+        """All flights of one namespace, or of all."""
+        ended = [flight for flight in self._open.values() if namespace in (None, flight.namespace)]
         for flight in ended:
             self._end(flight)
         return ended

@@ -20,6 +20,8 @@ from kvstore.plan.planner import plan
 from kvstore.profile.layout import rows_edge, rows_needed
 from kvstore.types import KEY_BYTES, BlockKey, ItemId, ItemKind, Lineage, StateSource
 
+WAIT_FOR_MAX = 256
+
 # Column values to 0 or 1, so that the first block with a flag is found by bytes.find.
 _IS_BOUNDED = bytes(bool(value & BOUNDED) for value in range(256))
 _HAS_STATE = bytes(bool(value & HAS_STATE) for value in range(256))
@@ -303,9 +305,9 @@ def _entry(live: Live, slot: int, kind: ItemKind) -> StateEntry:
 def _in_flight_elsewhere(
     live: Live, info: NamespaceInfo, keys: list[bytes], first: int, session: str
 ) -> tuple[int, ...]:
-    """Indices of the blocks just past the coverage that other sessions are writing."""
+    """Indices of the blocks just past the coverage that other sessions are writing; the first WAIT_FOR_MAX of them."""
     found = []
-    for number in range(first, len(keys)):
+    for number in range(first, min(len(keys), first + WAIT_FOR_MAX)):
         owner = live.reservations.owner(info.digest, ItemId(BlockKey(keys[number]), ItemKind.BLOCK))
         if owner is None or owner.session == session:
             break

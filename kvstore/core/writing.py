@@ -97,6 +97,7 @@ def commit(
     # Ended first: its own claims must not look like another's, and its holds have done their work.
     live.reservations.end(reservation)
     visible: list[ItemId] = []
+    left_out: list[int] = []
     discard: list[Place] = []
     unleased: set[int] = set()
     total = 0
@@ -116,7 +117,9 @@ def commit(
         if kept:
             visible.append(item.item_id)
             total += item.length
-    return CommitReport(visible, discard, total)
+        else:
+            left_out.append(granted.index)
+    return CommitReport(visible, discard, total, left_out)
 
 
 def _check_item(info: NamespaceInfo, index: int, item: ReserveItem) -> None:
@@ -324,7 +327,8 @@ def _show_block(
     if slot != NO_SLOT:
         live.touch(slot, now_wall)
         if not _may_replace_block(live, slot, item.lineage, unleased):
-            return True, [place]
+            # What is there is as good, or is leased as BOUNDED and stays so.
+            return live.index.lineage(slot) <= item.lineage, [place]
         return True, [live.replace_block(slot, place, checks=written.checks, lineage=item.lineage)]
     parent = NO_SLOT
     if item.parent != info.digest:
@@ -348,11 +352,13 @@ def _show_state(
         return False, [written.place] if written.place is not None else []
     live.touch(slot, now_wall)
     dropped: list[Place] = []
+    placed = written.place is not None
     if written.place is not None:
         handle = handle_of(slot, item.kind)
         entry = live.states.get(handle)
         if entry is not None and not _may_replace_state(entry, item):
             dropped.append(written.place)
+            placed = entry.lineage <= item.lineage and entry.place.length >= item.length
         else:
             if entry is not None:
                 dropped.append(live.remove_state(handle).place)
@@ -360,13 +366,13 @@ def _show_state(
             live.insert_state(slot, item.kind, made)
             live.totals["stored_states_total"] += 1
             live.totals["stored_rows_total"] += item.kind is ItemKind.ROWS
-    pooled = True
+    pooled = False
     if written.payload is not None:
         state = PooledState(written.payload, item.position, item.lineage, written.checks)
         pooled = live.pool.put(
             info.digest, item.key, state, now=now_mono, after=_earlier_state(live, info, slot)
         )
-    return pooled or written.place is not None, dropped
+    return pooled or placed, dropped
 
 
 def _earlier_state(live: Live, info: NamespaceInfo, slot: int) -> BlockKey | None:

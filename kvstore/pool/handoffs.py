@@ -66,6 +66,7 @@ class _Entry:
     deadline: float
     takes_left: int
     out: set[int] = field(default_factory=set)
+    dropped: bool = False
 
 
 class HandoffTable:
@@ -210,6 +211,7 @@ class HandoffTable:
         entry = self._entries.get(ticket)
         if entry is None or entry.namespace != namespace or not entry.takes_left:
             return False
+        entry.dropped = True
         entry.takes_left = len(entry.out)
         if not entry.takes_left:
             self._free(entry)
@@ -279,16 +281,24 @@ class HandoffTable:
             take = next(iter(self._takes.values()))
             if take.deadline > now:
                 break
+            entry = self._entries[take.ticket]
             self._return(take, take.deadline)
-            self._forget_if_over(take.ticket, self._entries[take.ticket], now)
+            if take.ticket in self._entries:
+                self._forget_if_over(take.ticket, entry, now)
 
     def _return(self, take: Take, now: float) -> None:
         del self._takes[take.take_id]
         entry = self._entries[take.ticket]
         entry.out.discard(take.take_id)
+        self._returned += 1
+        if entry.dropped:
+            entry.takes_left = len(entry.out)
+            if not entry.takes_left:
+                self._free(entry)
+            self._forget_if_over(take.ticket, entry, now)
+            return
         # Whoever replaces the worker that failed has as long to take it as that worker had.
         entry.deadline = max(entry.deadline, now + entry.seconds)
-        self._returned += 1
 
     def _forget_if_over(self, ticket: bytes, entry: _Entry, now: float) -> None:
         if entry.deadline <= now and not entry.out:

@@ -166,7 +166,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         session = self._session(context)
         with self._engine.activity.transfer():
             report = await self._engine.commit(request.reservation_id, session)
-        return pb.CommitReply(items=len(report.visible), bytes=report.bytes)
+        return pb.CommitReply(items=len(report.visible), bytes=report.bytes, left_out=report.left_out)
 
     @answering
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortReply:

@@ -27,6 +27,7 @@ from kvstore.core.flights import FlightTable
 from kvstore.errors import Draining, KvstoreError, LimitExceeded, Unavailable
 from kvstore.plan.base import Costs
 from kvstore.pool.handoffs import HandoffTable
+from kvstore.profile.base import Profile
 from kvstore.service.activity import Activity
 from kvstore.service.flights import Flights
 from kvstore.service.rates import Rates
@@ -131,7 +132,6 @@ class Engine:
         if lease:
             self.check_open()
         info = self.core.namespace(namespace)
-        is_bounded = info.profile.bounded_is_trained if exactness is None else exactness is Exactness.BOUNDED
         found = self.core.lookup(
             namespace,
             keys,
@@ -139,7 +139,7 @@ class Engine:
             costs=self.rates.complete(info.digest, costs),
             session=session,
             lease=lease,
-            exact_only=not is_bounded,
+            exact_only=is_exact_only(info.profile, exactness),
             now_mono=self.time.monotonic(),
             now_wall=self.time.wall(),
         )
@@ -240,7 +240,9 @@ class Engine:
 
         def emptied() -> None:
             self.uploads.end_where(lambda upload: namespace in (None, upload.namespace))
-            self.handoffs.clear(None if namespace is None else NamespaceDigest(namespace))
+            digest = None if namespace is None else NamespaceDigest(namespace)
+            self.handoffs.clear(digest)
+            self.flights.clear(digest)
             self.activity.note()
 
         return await self.registry.clear(namespace, emptied=emptied)
@@ -351,6 +353,11 @@ class LeasedItems:
 
     def damaged(self, item: FetchItem) -> None:
         self._engine.damaged(self._lease.namespace, item)
+
+
+def is_exact_only(profile: Profile, exactness: Exactness | None) -> bool:
+    """Whether approximate bytes are of no use to a lookup that asks for `exactness`; None: what the model was trained for."""
+    return not profile.bounded_is_trained if exactness is None else exactness is Exactness.EXACT
 
 
 def places_of(gone: Sequence[Gone]) -> list[Place]:

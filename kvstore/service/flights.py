@@ -11,10 +11,13 @@ from kvstore.core.flights import STATES_SECONDS, Flight, FlightTable, patience
 from kvstore.errors import UnknownSession
 from kvstore.plan.base import RestorePlan
 from kvstore.service.session import Session
-from kvstore.types import BlockKey, ItemId, ItemKind, NamespaceDigest
+from kvstore.types import BlockKey, Exactness, ItemId, ItemKind, NamespaceDigest
 
 WAITERS_MAX = 2048
 """Lookups that wait at once. Each holds the keys of its prompt; one more does not wait."""
+
+WAITING_KEYS_MAX = 1 << 19
+"""Keys of all prompts that wait, some hundred bytes each; a lookup past it does not wait."""
 
 SHORTEST_WAIT_SECONDS = 0.001
 """The event loop's clock is no finer."""
@@ -22,13 +25,15 @@ SHORTEST_WAIT_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a lookup asks about. `keys`: of its whole blocks of `block_tokens` tokens; `session`: whose lookup it is."""
+    """What a lookup asks about. `keys`: of its whole blocks of `block_tokens` tokens; `session`: whose lookup it is;
+    `exact_only`: approximate blocks are of no use to it."""
 
     session: str
     namespace: NamespaceDigest
     keys: Sequence[BlockKey]
     prompt_tokens: int
     block_tokens: int
+    exact_only: bool = True
 
     @property
     def usable(self) -> int:
@@ -76,7 +81,10 @@ class Flights:
         self._now = now
         self._waiters: dict[int, list[_Waiter]] = {}
         self._is_closed = False
+        # Who has waited looks again one at a time, so that others are answered in between.
+        self._turns = asyncio.Lock()
         self.waiting = 0
+        self._waiting_keys = 0
         self.waited_total = 0
         self.inherited_total = 0
 
@@ -96,10 +104,17 @@ class Flights:
             left = begin + seconds - self._now()
             if target is None or min(target.seconds, left) < SHORTEST_WAIT_SECONDS:
                 break
-            if self.waiting >= WAITERS_MAX:
+            if self.waiting >= WAITERS_MAX or self._waiting_keys + len(prompt.keys) > WAITING_KEYS_MAX:
                 break
             waited = True
-            await self._until(target, session, min(target.seconds, left))
+            self._waiting_keys += len(prompt.keys)
+            try:
+                await self._until(target, session, min(target.seconds, left))
+            finally:
+                self._waiting_keys -= len(prompt.keys)
+            async with self._turns:
+                await asyncio.sleep(0)
+            _check_open(session)
             if not self.table.is_open(target.flight) and target.flight.unseen:
                 inherits = True
         if not waited:
@@ -117,6 +132,7 @@ class Flights:
             prompt.namespace,
             keys,
             expected_seconds=own_seconds(found.plan, len(prompt.keys) * prompt.block_tokens),
+            exact=found.plan.exactness is Exactness.EXACT,
             now=self._now(),
         )
         self.inherited_total += flight is not None and inherits
@@ -134,6 +150,8 @@ class Flights:
         missing = prompt.keys[held:usable]
         _, flight, shared = self.table.ahead(prompt.session, prompt.namespace, missing)
         if flight is not None:
+            if prompt.exact_only and not flight.exact:
+                return None
             seconds = self._patience(flight, shared, own_seconds(found.plan, (held + shared) * size))
             return _Target(flight, missing[shared - 1], False, seconds)
         # All that the plan can use is visible. What a resume there needs may not be: owners store that last.
@@ -142,7 +160,7 @@ class Flights:
         if way.compute_from >= last * size and not way.replay_tokens:
             return None
         flight = self.table.follows(prompt.session, prompt.namespace, prompt.keys[last - 1])
-        if flight is None or flight.flight_id in followed:
+        if flight is None or flight.flight_id in followed or (prompt.exact_only and not flight.exact):
             return None
         followed.add(flight.flight_id)
         # An owner with nothing left to compute is about to store its states, and then ends the flight. One that goes on
@@ -175,10 +193,7 @@ class Flights:
             left.remove(waiter)
             if not left:
                 del self._waiters[number]
-        if session.ended.done():
-            raise UnknownSession(
-                "the session ended during the call", field="kvstore-session", value=session.id
-            )
+        _check_open(session)
 
     # ---- what happens to flights --------------------------------------------------------------------------------
 
@@ -209,6 +224,10 @@ class Flights:
     def end_session(self, session: str) -> None:
         self._ended(self.table.end_session(session))
 
+    def clear(self, namespace: NamespaceDigest | None) -> None:
+        """Nothing of the namespace, or of any, is to come: the flights end."""
+        self._ended(self.table.end_namespace(namespace))
+
     def expire(self) -> None:
         self._ended(self.table.end_due(self._now()))
 
@@ -223,6 +242,11 @@ class Flights:
         for flight in flights:
             for waiter in self._waiters.get(flight.flight_id, ()):
                 _wake(waiter)
+
+
+def _check_open(session: Session) -> None:
+    if session.ended.done():
+        raise UnknownSession("the session ended during the call", field="kvstore-session", value=session.id)
 
 
 def _wake(waiter: _Waiter) -> None:

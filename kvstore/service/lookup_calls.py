@@ -7,7 +7,7 @@ from functools import partial
 from kvstore.errors import InvalidArgument
 from kvstore.service import encode
 from kvstore.service.delivery import send_head
-from kvstore.service.engine import NO_SESSION, Engine
+from kvstore.service.engine import NO_SESSION, Engine, is_exact_only
 from kvstore.service.flights import Prompt, Waited
 from kvstore.service.session import Session
 from kvstore.service.status import Context
@@ -38,12 +38,14 @@ class LookupCalls:
                     )
         info = engine.core.namespace(encode.take_digest(request.namespace))
         keys = encode.split_keys(request.keys, most=engine.config.keys)
+        exactness = encode.take_exactness(request.exactness)
         prompt = Prompt(
             NO_SESSION if session is None else session.id,
             info.digest,
             [BlockKey(key) for key in keys],
             request.prompt_tokens,
             info.profile.block_tokens,
+            exact_only=is_exact_only(info.profile, exactness),
         )
         look = partial(
             engine.lookup,
@@ -52,7 +54,7 @@ class LookupCalls:
             prompt_tokens=request.prompt_tokens,
             costs=encode.take_costs(request.costs),
             measured=not request.assumed_costs,
-            exactness=encode.take_exactness(request.exactness),
+            exactness=exactness,
             session=prompt.session,
         )
         waited = Waited()

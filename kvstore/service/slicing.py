@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import xxhash
 from isal import isal_zlib
 
-from kvstore.errors import InvalidArgument, LimitExceeded
+from kvstore.errors import InvalidArgument
 from kvstore.profile.base import Profile
 from kvstore.profile.layout import SLICES_MAX, LayerSlice, layer_slices
 from kvstore.service import encode
@@ -38,15 +38,7 @@ def cuts_of(profile: Profile, *, slices: int, block_count: int) -> Sequence[Laye
 @contextmanager
 def room_for(staging: Staging, length: int) -> Iterator[None]:
     """Memory for blocks whose later slices wait. LimitExceeded at once where there is none: whole blocks need none."""
-    try:
-        staging.take(length)
-    except LimitExceeded as error:
-        raise LimitExceeded(
-            "no room to keep slices until their turn; fetch whole blocks, or fewer",
-            field="slices",
-            value=f"{length} bytes of blocks",
-            allowed=f"{staging.limit_bytes - staging.held_bytes} bytes now",
-        ) from error
+    staging.take_for_readers(length)
     try:
         yield
     finally:

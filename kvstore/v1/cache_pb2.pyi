@@ -406,12 +406,14 @@ class CommitRequest(_message.Message):
     def __init__(self, reservation_id: _Optional[int] = ...) -> None: ...
 
 class CommitReply(_message.Message):
-    __slots__ = ("items", "bytes")
+    __slots__ = ("items", "bytes", "left_out")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     items: int
     bytes: int
-    def __init__(self, items: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    left_out: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, items: _Optional[int] = ..., bytes: _Optional[int] = ..., left_out: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("reservation_id",)

@@ -25,7 +25,7 @@ Fetched = Sequence[FetchedItem | FetchedSlice]
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[ServiceProcess]:
-    with running_service(staging=16 << 20, prompt_tokens=16_384) as process:
+    with running_service(staging=32 << 20, prompt_tokens=16_384) as process:
         yield process
 
 

@@ -103,3 +103,20 @@ def test_exact_bytes_behind_bounded_ones_are_no_exact_hit_until_those_are_replac
     assert rig.lookup(keys, TOKENS, lease=False).coverage.blocks == 2
     rig.write(rig.block_items(keys)[2:4])
     assert rig.lookup(keys, TOKENS, lease=False).coverage.blocks == 6
+
+
+def test_a_commit_says_which_exact_items_could_not_take_the_place_of_approximate_ones(rig: CoreRig) -> None:
+    keys = rig.keys(range(6 * B))
+    made = rig.reserve(rig.block_items(keys))
+    assert made.reservation_id is not None
+    # Somebody leases them after they were promised.
+    loose = rig.lookup(keys, TOKENS, exact_only=False)
+    assert loose.lease_id is not None
+    report = rig.commit(made.reservation_id)
+    assert list(report.left_out) == [2, 3, 4, 5]
+    assert (list(report.visible), len(report.discard)) == ([], 4)
+    assert rig.lookup(keys, TOKENS, lease=False).plan.compute_from == 2 * B
+    # Of equally good bytes the first writer's stay, and the second one's are held all the same.
+    first, second = rig.keys(range(50, 50 + B)), rig.keys(range(50, 50 + B))
+    both = [rig.reserve(rig.block_items(each), session=name) for each, name in ((first, "a"), (second, "b"))]
+    assert [each.outcomes[0].outcome for each in both] == [GRANTED, ReserveOutcome.IN_FLIGHT]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ from kvstore.core import LookupResult
 from kvstore.core.flights import LEAST_PATIENCE_SECONDS, SLACK, STATES_SECONDS, FlightTable, patience
 from kvstore.errors import UnknownSession
 from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan, SaveStates
-from kvstore.service.flights import Flights, Prompt, Waited, own_seconds
+from kvstore.service.flights import WAITING_KEYS_MAX, Flights, Prompt, Waited, own_seconds
 from kvstore.service.session import Session
 from kvstore.types import BlockKey, Exactness, ItemId, ItemKind, NamespaceDigest, StateSource
 
@@ -441,3 +441,63 @@ def test_the_price_of_a_part_is_its_part_of_the_computing_and_all_of_the_restori
     )
     assert own_seconds(plan, 60) == 3.0 + 5.0 * 20 / 50
     assert own_seconds(plan, 90) == 8.0
+
+
+def test_a_key_that_comes_twice_counts_once_and_leaves_no_trace() -> None:
+    table = FlightTable(seconds=60.0)
+    key = BlockKey(b"k" * 32)
+    flight = table.announce("one", SPACE, [key, key, key], expected_seconds=1.0, now=0.0)
+    assert flight is not None
+    assert table.keys == 1
+    table.check_integrity()
+    assert table.end(flight.flight_id, "one") is flight
+    assert (len(table), table.keys) == (0, 0)
+    table.check_integrity()
+
+
+def test_the_flights_of_a_namespace_end_together() -> None:
+    table = FlightTable(seconds=60.0)
+    mine = table.announce("one", SPACE, [BlockKey(b"a" * 32)], expected_seconds=1.0, now=0.0)
+    theirs = table.announce("one", OTHER, [BlockKey(b"a" * 32)], expected_seconds=1.0, now=0.0)
+    assert table.end_namespace(SPACE) == [mine]
+    table.check_integrity()
+    assert table.end_namespace(None) == [theirs]
+    assert len(table) == 0
+
+
+async def test_who_needs_exact_blocks_does_not_wait_for_approximate_ones() -> None:
+    made = rig()
+    found = made.look()
+    found = replace(found, plan=replace(found.plan, exactness=Exactness.BOUNDED))
+    flight = made.flights.announce(made.prompt("owner"), found, inherits=False)
+    assert flight is not None
+    assert not flight.exact
+    waited = await asyncio.wait_for(made.wait("exact"), 5)
+    assert waited == Waited()
+    loose = asyncio.create_task(
+        made.flights.wait(
+            replace(made.prompt("loose"), exact_only=False),
+            made.session("loose"),
+            seconds=60.0,
+            look=made.look,
+        )
+    )
+    await turns()
+    assert made.flights.waiting == 1
+    made.flights.clear(SPACE)
+    assert (await asyncio.wait_for(loose, 5)).inherits
+    assert len(made.flights.table) == 0
+
+
+async def test_prompts_that_wait_hold_a_bounded_number_of_keys() -> None:
+    made = rig()
+    made.announce("owner")
+    fitting = WAITING_KEYS_MAX // len(A)
+    made.flights._waiting_keys = (fitting - 1) * len(A)
+    first = made.wait("first")
+    await turns()
+    assert made.flights.waiting == 1
+    assert await asyncio.wait_for(made.wait("second"), 5) == Waited()
+    made.show(A)
+    await asyncio.wait_for(first, 5)
+    assert made.flights._waiting_keys == (fitting - 1) * len(A)

@@ -246,3 +246,21 @@ def test_any_sequence_of_events_keeps_the_books(seed: int) -> None:
     table.expire(now + 1000)
     assert table.statistics().bytes == 0, f"seed {seed}"
     assert 0 < refused < 400, f"seed {seed}"
+
+
+def test_a_dropped_handoff_does_not_come_back_with_a_take_that_ends_unconfirmed() -> None:
+    for ends in ("session", "deadline", "undelivered"):
+        table = table_of()
+        ticket = table.put(ONE, handoff(), takes=2, seconds=30, now=0.0)
+        out = table.take(ticket, ONE, "decode", 0.0)
+        assert table.drop(ticket, ONE, 1.0)
+        if ends == "session":
+            table.end_session("decode", 2.0)
+        elif ends == "deadline":
+            table.expire(11.0)
+        else:
+            table.give_back(out.take_id, 2.0)
+        assert (table.statistics().bytes, table.statistics().out) == (0, 0), ends
+        with pytest.raises((LimitExceeded, UnknownTicket)):
+            table.take(ticket, ONE, "other", 12.0)
+        table.check_integrity()

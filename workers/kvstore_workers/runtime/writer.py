@@ -308,19 +308,22 @@ class Writer:
         with self._store.reserve([entry.item for entry in left]) as reservation:
             outcomes = list(reservation.outcomes)
             granted = list(reservation.granted)
-            stored = 0
+            lost: set[int] = set()
             if granted:
                 reservation.write({index: left[index].payload for index in granted})
-                stored = reservation.commit().items
-        # Items become visible in order, so those that the commit left out are the last ones.
-        lost = set(granted[stored:])
+                lost = set(reservation.commit().left_out)
+        if lost:
+            run.note_failure(
+                "PARENT_MISSING: some of what was written is not held: its parent was lost meanwhile, or it is leased as "
+                "approximate"
+            )
         settled: list[tuple[Entry, Fate]] = []
         missing: Entry | None = None
         for index, (entry, outcome) in enumerate(zip(list(left), outcomes, strict=True)):
             is_block = entry.item.kind is ItemKind.BLOCK
             if is_block and outcome is ReserveOutcome.IN_FLIGHT:
                 break
-            if is_block and (outcome is ReserveOutcome.PARENT_MISSING or index in lost):
+            if is_block and outcome is ReserveOutcome.PARENT_MISSING:
                 missing = entry
                 break
             settled.append((entry, _fate(outcome, is_lost=index in lost)))
