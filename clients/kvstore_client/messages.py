@@ -81,6 +81,8 @@ def from_namespace(message: pb.Namespace) -> OpenedNamespace:
         block_bytes=message.block_bytes,
         state_bytes=message.state_bytes,
         states_share_tokens=message.states_share_tokens,
+        states_share_states=message.states_share_states,
+        policy_too_large=message.policy_too_large,
         geometry=message.profile.geometry,
     )
 

@@ -87,6 +87,8 @@ class OpenedNamespace:
     block_bytes: int
     state_bytes: int
     states_share_tokens: int = 0
+    states_share_states: int = 0
+    policy_too_large: bool = False
     geometry: bytes = field(default=b"", repr=False)
 
 

@@ -9,7 +9,7 @@ from kvstore.cli.connect import add_directory_flag, connect, named
 from kvstore.cli.output import add_json_flag, emit, table
 from kvstore.config import parse_time
 from kvstore.errors import InvalidArgument
-from kvstore.policy.window import POLICY_NAMES
+from kvstore.policy.window import POLICY_NAMES, WindowKind
 from kvstore_client.values import OpenedNamespace
 
 
@@ -85,6 +85,8 @@ def run_policy_show(args: argparse.Namespace) -> int:
                 "profile": ns.profile_name,
                 "policy": ns.policy,
                 "states_share_tokens": ns.states_share_tokens,
+                "states_share_states": ns.states_share_states,
+                "policy_too_large": ns.policy_too_large,
                 "digest": ns.digest.hex(),
             }
             for ns in found
@@ -97,24 +99,28 @@ def run_policy_show(args: argparse.Namespace) -> int:
 
 
 def _share(ns: OpenedNamespace) -> str:
-    """Of how many tokens the disk's share for states holds the states."""
-    return f"{ns.states_share_tokens:,} tokens" if ns.states_share_tokens else "no states"
+    """What the disk's share for states holds at most: states of prompts of any length, or those of so many tokens."""
+    if not ns.states_share_tokens:
+        return "no states are kept"
+    if ns.policy == WindowKind.ENDPOINTS:
+        return f"{ns.states_share_states:,} states"
+    held = f"the states of {ns.states_share_tokens:,} tokens"
+    return f"{held}: TOO FEW for the longest prompt" if ns.policy_too_large else held
 
 
 def run_policy_set(args: argparse.Namespace) -> int:
     with connect(args) as client:
         changed = client.set_policy(named(client, args.namespace).digest, args.policy)
-    held = (
-        f"the states' share holds the states of {changed.states_share_tokens:,} tokens"
-        if changed.states_share_tokens
-        else "no states are kept on SSD"
-    )
+    held = "no states are kept on SSD"
+    if changed.states_share_tokens:
+        held = f"the disk's share for states holds {_share(changed)}"
     emit(
         args,
         {
             "namespace": changed.name,
             "policy": changed.policy,
             "states_share_tokens": changed.states_share_tokens,
+            "states_share_states": changed.states_share_states,
         },
         f"{changed.name}: {changed.policy}; {held}",
     )

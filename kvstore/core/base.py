@@ -153,11 +153,12 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """States dropped, and those left alone because they are leased."""
+    """States dropped, and those left alone because they are leased. `kept_in`: where some of these are on SSD."""
 
     dropped: int
     kept: int
     gone: Sequence[Gone]
+    kept_in: frozenset[NamespaceDigest] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from kvstore.core.base import (
 from kvstore.core.leases import Lease
 from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo, StatesShare
+from kvstore.errors import PolicyTooLarge
 from kvstore.plan.base import Costs
 from kvstore.policy.window import DEFAULT_POLICY, WindowPolicy
 from kvstore.pool.states import StatePool
@@ -121,6 +122,18 @@ class Core:
     def check_share(self, info: NamespaceInfo) -> None:
         """Raise PolicyTooLarge where a namespace that `load` found has a policy that would be refused now."""
         self._live.namespaces.check_share(info)
+
+    def policy_fits(self, info: NamespaceInfo) -> bool:
+        """False where `check_share` would raise."""
+        try:
+            self.check_share(info)
+        except PolicyTooLarge:
+            return False
+        return True
+
+    def share_states(self, info: NamespaceInfo) -> int:
+        """How many whole states of the namespace the states' share holds."""
+        return self._live.namespaces.share_states(info)
 
     def share_tokens(self, info: NamespaceInfo) -> int:
         """Of how many tokens the states' share holds the states under the namespace's policy; 0 where none are kept."""

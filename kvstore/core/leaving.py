@@ -125,18 +125,21 @@ def drop_states(live: Live, info: NamespaceInfo | None, tier: Tier | None) -> Dr
     """See Core.drop_states."""
     dropped = kept = 0
     gone: list[Gone] = []
+    kept_in = set()
     if tier in (None, Tier.POOL):
         dropped, kept = live.pool.clear(None if info is None else info.digest, spare_pinned=True)
     if tier in (None, Tier.SSD):
         for handle, entry in list(live.states.oldest()):
-            if info is not None and live.index.space[slot_of(handle)] != info.number:
+            number = live.index.space[slot_of(handle)]
+            if info is not None and number != info.number:
                 continue
             if entry.leases:
                 kept += 1
+                kept_in.add(live.namespaces.by_number(number).digest)
             else:
                 gone.append(live.remove_state(handle))
     live.totals["dropped_states_total"] += dropped + len(gone)
-    return Dropped(dropped + len(gone), kept, gone)
+    return Dropped(dropped + len(gone), kept, gone, frozenset(kept_in))
 
 
 def _evict_state(live: Live, handle: int) -> Gone:

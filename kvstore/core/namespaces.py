@@ -148,6 +148,10 @@ class NamespaceTable:
         """Of how many tokens the share holds the states under the namespace's policy; 0 where it keeps none."""
         return self._share.tokens(info.policy, info.profile)
 
+    def share_states(self, info: NamespaceInfo) -> int:
+        """How many whole states of the namespace the share holds."""
+        return self._share.share_bytes // info.figures.state_bytes
+
     def check_share(self, info: NamespaceInfo) -> None:
         """Raise PolicyTooLarge where a namespace that was found keeps more than the share holds."""
         self._share.check(info.policy, info.profile)

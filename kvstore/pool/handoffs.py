@@ -301,7 +301,7 @@ class HandoffTable:
         entry.deadline = max(entry.deadline, now + entry.seconds)
 
     def _forget_if_over(self, ticket: bytes, entry: _Entry, now: float) -> None:
-        if entry.deadline <= now and not entry.out:
+        if not entry.out and (entry.deadline <= now or not entry.takes_left):
             del self._entries[ticket]
             self._ended[ticket] = entry.namespace, entry.takes_left == 0
             if len(self._ended) > self._max_tickets:

@@ -162,6 +162,13 @@ def rows_needed(profile: Profile, edge: int, *, overlap: bool) -> RowsNeeded:
     return RowsNeeded(first, last - first + 1, state_at)
 
 
+def open_rows_bytes(profile: Profile, position: int) -> int:
+    """Window rows of the open block at `position` that are older than the window, in all layers: what a handoff carries
+    behind its state where rows are kept. 0 where the window reaches back to the block's start."""
+    older = position % profile.block_tokens - profile.window_rows
+    return max(older, 0) * profile.row_bytes * profile.layer_count
+
+
 def rows_edge(profile: Profile, state_at: int) -> tuple[int, bool]:
     """(edge, overlap): the inverse of `rows_needed(...).state_at`, for profiles whose blocks are longer than the overlap."""
     if state_at > 0 and state_at % profile.block_tokens == 0:

@@ -62,7 +62,7 @@ class AdminServicer(cache_pb2_grpc.AdminServicer):
             raise InvalidArgument(
                 "unknown tier", field="tier", value=request.tier, allowed="0 (both), 1 (pool), 2 (SSD)"
             )
-        dropped = self._engine.drop_states(
+        dropped = await self._engine.drop_states(
             encode.take_digest(request.namespace) if request.namespace else None, _TIERS[request.tier]
         )
         return pb.DropStatesReply(dropped=dropped.dropped, kept=dropped.kept)
@@ -74,4 +74,4 @@ class AdminServicer(cache_pb2_grpc.AdminServicer):
         return pb.ListNamespacesReply(namespaces=[self._put(info) for info in self._engine.core.namespaces()])
 
     def _put(self, info: NamespaceInfo) -> pb.Namespace:
-        return encode.put_namespace(info, share_tokens=self._engine.core.share_tokens(info))
+        return encode.put_namespace(info, self._engine.core)

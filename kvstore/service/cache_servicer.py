@@ -54,7 +54,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             request.tenant_salt,
         )
         info = await self._engine.registry.open(request.name, identity, request.policy or None)
-        return encode.put_namespace(info, share_tokens=self._engine.core.share_tokens(info))
+        return encode.put_namespace(info, self._engine.core)
 
     @answering
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupReply:

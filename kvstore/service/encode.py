@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from kvstore.core import LookupResult, NamespaceInfo
+from kvstore.core import Core, LookupResult, NamespaceInfo
 from kvstore.errors import InvalidArgument, LimitExceeded, ProfileError
 from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan
 from kvstore.profile.base import MAX_BLOCK_TOKENS, Profile
@@ -213,8 +213,8 @@ def put_lineage(lineage: Lineage) -> pb.Lineage:
     return pb.Lineage.LINEAGE_EXACT if lineage is Lineage.EXACT else pb.Lineage.LINEAGE_BOUNDED
 
 
-def put_namespace(info: NamespaceInfo, *, share_tokens: int) -> pb.Namespace:
-    """`share_tokens`: of how many tokens the states' share holds the states."""
+def put_namespace(info: NamespaceInfo, core: Core) -> pb.Namespace:
+    """`core` tells what its share of the disk holds of the namespace's states."""
     profile = info.profile
     return pb.Namespace(
         name=info.name,
@@ -224,5 +224,7 @@ def put_namespace(info: NamespaceInfo, *, share_tokens: int) -> pb.Namespace:
         block_tokens=profile.block_tokens,
         block_bytes=profile.block_bytes,
         state_bytes=profile.state_bytes,
-        states_share_tokens=share_tokens,
+        states_share_tokens=core.share_tokens(info),
+        states_share_states=core.share_states(info),
+        policy_too_large=not core.policy_fits(info),
     )

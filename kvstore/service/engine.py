@@ -247,10 +247,9 @@ class Engine:
 
         return await self.registry.clear(namespace, emptied=emptied)
 
-    def drop_states(self, namespace: bytes | None, tier: Tier | None) -> Dropped:
-        dropped = self.core.drop_states(namespace, tier)
-        self.writer.room.discard(places_of(dropped.gone))
-        return dropped
+    async def drop_states(self, namespace: bytes | None, tier: Tier | None) -> Dropped:
+        """As Registry.drop_states."""
+        return await self.registry.drop_states(namespace, tier)
 
     async def drain(self, seconds: float) -> int:
         """Refuse new work from now on; what is still open when all has ended or the time is over."""

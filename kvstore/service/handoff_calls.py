@@ -6,7 +6,7 @@ import grpc.aio
 
 from kvstore.errors import GeometryMismatch, InvalidArgument, LimitExceeded, UnknownTicket
 from kvstore.pool.handoffs import TICKET_BYTES, Handoff, Take
-from kvstore.profile.layout import state_layout
+from kvstore.profile.layout import open_rows_bytes, state_layout
 from kvstore.service import encode
 from kvstore.service.engine import Engine
 from kvstore.service.frames import FRAME_BYTES, Incoming, Receiver
@@ -76,12 +76,13 @@ class HandoffCalls:
                 allowed=f"1 to {POSITION_MAX}",
             )
         wanted = state_layout(info.profile, header.position).total_bytes
-        if header.length != wanted:
+        rows = open_rows_bytes(info.profile, header.position)
+        if header.length not in (wanted, wanted + rows):
             raise GeometryMismatch(
                 f"a state of namespace {info.name!r} at position {header.position} has another length",
                 field="header.length",
                 value=header.length,
-                allowed=f"{wanted} bytes",
+                allowed=f"{wanted} bytes, or {wanted + rows} with the open block's rows",
             )
         if header.length > engine.config.handoff_bytes:
             raise LimitExceeded(

@@ -1,4 +1,5 @@
-"""Namespaces and the log: a namespace is durable before anyone hears of it, and so is a change of policy or a clear."""
+"""Namespaces and the log: a namespace is durable before anyone hears of it, and so is a change of policy, a clear or a
+drop of states."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import asyncio
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 
-from kvstore.core import Cleared, Core, NamespaceInfo, describe
+from kvstore.core import Cleared, Core, Dropped, NamespaceInfo, describe
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.service.writer import Writer
 from kvstore.store.base import Found, Place, Record, RecordKind, RecordLog
-from kvstore.types import KEY_BYTES, BlockKey, Checks, Lineage, NamespaceDigest
+from kvstore.types import KEY_BYTES, BlockKey, Checks, Lineage, NamespaceDigest, Tier
 
 _NO_KEY = BlockKey(bytes(KEY_BYTES))
 CLEARS_PER_APPEND = 16
@@ -106,6 +107,31 @@ class Registry:
 
         return await self._writer.alone(clear)
 
+    async def drop_states(self, digest: bytes | None, tier: Tier | None) -> Dropped:
+        """States of one namespace or of all leave one tier or both, but for those that are leased.
+
+        What leaves the SSD is gone after a restart too, except in a namespace where leased ones stay on SSD: what was
+        dropped there may be found again after a restart, until a later drop finds none leased. An error says that some
+        of it may be found again after a crash.
+        """
+        if tier is Tier.POOL:
+            return self._core.drop_states(digest, tier)
+
+        async def drop() -> Dropped:
+            dropped = self._core.drop_states(digest, tier)
+            self._writer.room.discard(each.place for each in dropped.gone)
+            infos = self._core.namespaces() if digest is None else [self._core.namespace(digest)]
+            # The record covers every state of its namespace. It is written where nothing was dropped as well: an
+            # earlier drop may have left it out.
+            records = [_clear_states(info) for info in infos if info.digest not in dropped.kept_in]
+            for first in range(0, len(records), CLEARS_PER_APPEND):
+                await self._writer.append(records[first : first + CLEARS_PER_APPEND])
+            await self._writer.room.survey()
+            return dropped
+
+        # Alone: a state that is durable but not published yet would be covered, and served until the next start.
+        return await self._writer.alone(drop)
+
 
 def _record(kind: RecordKind, info: NamespaceInfo, payload: bytes) -> Record:
     return Record(
@@ -126,3 +152,7 @@ def _description(info: NamespaceInfo) -> Record:
 
 def _clear(info: NamespaceInfo) -> Record:
     return _record(RecordKind.CLEAR, info, b"")
+
+
+def _clear_states(info: NamespaceInfo) -> Record:
+    return _record(RecordKind.CLEAR_STATES, info, b"")

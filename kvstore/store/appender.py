@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from kvstore.errors import DeviceError, InvalidArgument, NoSpace
-from kvstore.store.base import Place, RecordKind
+from kvstore.store.base import Place
 from kvstore.store.catalog import SEALED, SegmentRow, key_of, segment_row
 from kvstore.store.format import POLICY_KIND, SegmentHeader
-from kvstore.store.segment import bytes_for
+from kvstore.store.segment import COVERED_KINDS, bytes_for
 from kvstore.store.state import OpenedStore
 from kvstore.store.writer import OpenSegment, Pending, create_segment
 
@@ -38,7 +38,7 @@ class Appender:
         except (DeviceError, NoSpace):
             self._table.count("device_errors")
             with self._table.lock:
-                # They do not count as written, and yet a later start may find them: a CLEAR must outlive them.
+                # They do not count as written, and yet a later start may find them: a clear must outlive them.
                 for item in items:
                     target.segment.note_written(
                         item.kind, self._table.number_of(item.namespace), item.sequence
@@ -179,7 +179,7 @@ class Appender:
             target.close()
 
     def _enter(self, target: OpenSegment, items: Sequence[Pending], offsets: list[int]) -> list[Place]:
-        """Enter durable records in the books, in order: a CLEAR covers what came before it in its batch, too."""
+        """Enter durable records in the books, in order: a clear covers what came before it in its batch, too."""
         segment = target.segment
         places = []
         for item, offset in zip(items, offsets, strict=True):
@@ -188,7 +188,7 @@ class Appender:
                 offset=offset, length=item.length, kind=item.kind, namespace=number, sequence=item.sequence
             )
             places.append(place)
-            if item.kind == RecordKind.CLEAR:
+            if item.kind in COVERED_KINDS:
                 self._enter_clear(item, number, place)
             elif item.kind == POLICY_KIND:
                 self._enter_policy(item, place)
@@ -202,11 +202,11 @@ class Appender:
         self._store.policies[item.namespace] = (item.sequence, bytes(item.payload).decode(), place)
 
     def _enter_clear(self, item: Pending, number: int, place: Place) -> None:
-        known = self._store.clears.get(item.namespace)
-        self._store.clears[item.namespace] = (item.sequence, place)
+        known = self._store.clears.get((item.namespace, item.kind))
+        self._store.clears[item.namespace, item.kind] = (item.sequence, place)
         if known is not None:
             self._table.kill(known[1])
         if known is None or known[0] != item.sequence:
             # Not for a copy: what it covers is dead already, and newer records are not covered.
             for segment in self._table.segments.values():
-                segment.kill_namespace(number)
+                segment.kill_kinds(number, COVERED_KINDS[item.kind])

@@ -22,6 +22,7 @@ class RecordKind(IntEnum):
     NAMESPACE = 3
     CLEAR = 4
     ROWS = 6
+    CLEAR_STATES = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Record:
 
     NAMESPACE: `key` is the namespace digest and the payload its description. CLEAR: every BLOCK, STATE and ROWS of
     `namespace` written before it, in its own batch too, is gone for good; the NAMESPACE record and the policy stay.
+    CLEAR_STATES: the same for every STATE and ROWS; the BLOCKs stay too.
     `position` is the token count at the item's end.
     """
 
@@ -73,7 +75,7 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """What opening found. `records` are BLOCK, STATE, ROWS and NAMESPACE in sequence order, without those that a later
-    CLEAR covers and without older copies of the same (namespace, key, kind). `fresh`: the directory was empty.
+    CLEAR or CLEAR_STATES covers and without older copies of the same (namespace, key, kind). `fresh`: the directory was empty.
     `rebuilt`: the catalogue was lost or damaged, and everything came from the log."""
 
     records: Sequence[Found]

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from kvstore.errors import KvstoreError, NoSpace
 from kvstore.store.appender import Appender
-from kvstore.store.base import Place, RecordKind
+from kvstore.store.base import Place
 from kvstore.store.catalog import key_of, uses_row
 from kvstore.store.format import POLICY_KIND, RecordHeader
-from kvstore.store.segment import Segment, bytes_for
+from kvstore.store.segment import COVERED_KINDS, Segment, bytes_for
 from kvstore.store.state import OpenedStore
 from kvstore.store.writer import Pending
 
 _COPY_BYTES_MAX = 32 << 20
-_OWN_KINDS = frozenset({int(RecordKind.CLEAR), POLICY_KIND})
+_OWN_KINDS = frozenset({*COVERED_KINDS, POLICY_KIND})
 """The log keeps their place itself; callers are not told where they went."""
 
 
@@ -118,7 +118,7 @@ def uses_rows(store: OpenedStore, segment_id: int) -> dict[bytes, bytes | None]:
 
 
 def _pending(head: RecordHeader, payload: bytes) -> Pending:
-    """The same record once more: a copy keeps its sequence, so that a CLEAR still covers it."""
+    """The same record once more: a copy keeps its sequence, so that a clear still covers it."""
     return Pending(
         head.kind,
         head.namespace,

@@ -17,7 +17,7 @@ Segment header, 4,096 bytes at offset 0
 Record header, 256 bytes; the payload follows at once, or at +4,096 when it has 64 KiB or more
          0    8 magic "KVSRECD1"
          8    2 format version
-        10    1 kind (RecordKind, or 5: a namespace's policy)
+        10    1 kind: 1 block, 2 state, 3 namespace, 4 clear, 5 a namespace's policy, 6 window rows, 7 clear of states
         11    1 flags: bit 0, the writer gave an xxh3
         12    1 lineage
         16    4 payload length

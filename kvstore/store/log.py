@@ -13,7 +13,7 @@ from kvstore.store.base import Place, Record, RecordKind, Space
 from kvstore.store.catalog import DEAD, SegmentRow, key_of, policy_row, segment_row
 from kvstore.store.cleaning import Cleaner, uses_rows
 from kvstore.store.incoming import pending_policy, pending_records
-from kvstore.store.segment import Segment, State
+from kvstore.store.segment import COVERED_KINDS, Segment, State
 from kvstore.store.space import largest_batch, payload_room
 from kvstore.store.state import OpenedStore
 from kvstore.types import BlockKey, NamespaceDigest
@@ -52,8 +52,8 @@ class SegmentLog:
             if not items:
                 return []
             self._store.take_sequences(len(items))
-            # A CLEAR is what makes space; it may use the space that is kept for copies.
-            only_clears = all(item.kind == RecordKind.CLEAR for item in items)
+            # A clear is what makes space; it may use the space that is kept for copies.
+            only_clears = all(item.kind in COVERED_KINDS for item in items)
             places = self._appender.append(items, cleaning=only_clears)
             self._table.count("appended_records", len(items))
             self._table.count("appended_bytes", sum(item.length for item in items))
@@ -87,8 +87,8 @@ class SegmentLog:
             for place in places:
                 segment = self._table.segments.get(place.segment_id)
                 index = segment.find(place) if segment is not None else None
-                # A CLEAR lives as long as it covers something, whatever the caller thinks of it.
-                if segment is not None and index is not None and segment.kind(index) != RecordKind.CLEAR:
+                # A clear lives as long as it covers something, whatever the caller thinks of it.
+                if segment is not None and index is not None and segment.kind(index) not in COVERED_KINDS:
                     segment.kill(index)
 
     def reclaim(self) -> int:
@@ -220,17 +220,17 @@ class SegmentLog:
             self._disk.refresh()
 
     def _drop_spent_clears(self) -> None:
-        """A CLEAR is needed while another segment holds a record that it covers."""
-        for namespace, (sequence, place) in list(self._store.clears.items()):
+        """A clear is needed while another segment holds a record that it covers."""
+        for (namespace, kind), (sequence, place) in list(self._store.clears.items()):
             number = self._table.number_of(namespace)
             covers = any(
-                segment.lowest.get(number, sequence) < sequence
+                segment.may_hold(number, COVERED_KINDS[kind], before=sequence)
                 for segment_id, segment in self._table.segments.items()
                 if segment_id != place.segment_id
             )
             if not covers:
                 self._table.kill(place)
-                del self._store.clears[namespace]
+                del self._store.clears[namespace, kind]
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -15,7 +15,10 @@ from kvstore.store.space import largest_batch, segment_bytes_for
 from kvstore.store.table import COUNTERS
 from kvstore.types import BlockKey, NamespaceDigest
 
-_COVERED = (RecordKind.BLOCK, RecordKind.STATE, RecordKind.ROWS)
+_COVERED = {
+    RecordKind.CLEAR: (RecordKind.BLOCK, RecordKind.STATE, RecordKind.ROWS),
+    RecordKind.CLEAR_STATES: (RecordKind.STATE, RecordKind.ROWS),
+}
 
 
 @dataclass(slots=True)
@@ -80,7 +83,7 @@ def open_memory(
     for segment_id, segment in sorted(disk.segments.items()):
         for offset, kept in segment.kept.items():
             kept.live = False
-            if kept.cleared or kept.record.kind is RecordKind.CLEAR:
+            if kept.cleared or kept.record.kind in _COVERED:
                 continue
             identity = (kept.record.namespace, kept.record.key, kept.record.kind)
             if identity not in newest or newest[identity][1].sequence <= kept.sequence:
@@ -133,7 +136,7 @@ class MemoryLog:
                 Kept(record, bytes(record.payload), bytes(record.payload), first + index, now, now)
                 for index, record in enumerate(records)
             ]
-            clears = all(record.kind is RecordKind.CLEAR for record in records)
+            clears = all(record.kind in _COVERED for record in records)
             places = self._place(kept, spare=0 if clears else self._segment_bytes)
             self._disk.next_sequence += len(kept)
             self._counts["appended_records"] += len(kept)
@@ -301,7 +304,7 @@ class MemoryLog:
         assert self._open is not None
         places = []
         for item in items:
-            if item.record.kind is RecordKind.CLEAR:
+            if item.record.kind in _COVERED:
                 self._cover(item)
             offset = segment.used()
             segment.kept[offset] = item
@@ -309,11 +312,12 @@ class MemoryLog:
         return places
 
     def _cover(self, clear: Kept) -> None:
-        """A CLEAR works at once, and then nothing depends on it."""
+        """A clear works at once, and then nothing depends on it."""
         clear.live = False
+        kinds = _COVERED[clear.record.kind]
         for segment in self._disk.segments.values():
             for kept in segment.kept.values():
-                if kept.record.namespace == clear.record.namespace and kept.record.kind in _COVERED:
+                if kept.record.namespace == clear.record.namespace and kept.record.kind in kinds:
                     kept.cleared = True
                     kept.live = False
 

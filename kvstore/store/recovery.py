@@ -24,7 +24,7 @@ from kvstore.store.format import PAGE, POLICY_KIND, Entry, align, encode_footer,
 from kvstore.store.identity import IDENTITY_NAME, Randomness, create_identity, read_identity
 from kvstore.store.loading import LoadedSegment, load_segment
 from kvstore.store.reader import OpenFiles, Reader
-from kvstore.store.segment import CACHED_KINDS, TEMPORARY_SUFFIX, Segment, State, segment_id_of, segment_name
+from kvstore.store.segment import COVERED_KINDS, TEMPORARY_SUFFIX, Segment, State, segment_id_of, segment_name
 from kvstore.store.space import DiskBudget
 from kvstore.store.state import OpenedStore
 from kvstore.store.table import SegmentTable
@@ -145,9 +145,9 @@ def _load_all(store: OpenedStore, rows: dict[bytes, bytes]) -> list[LoadedSegmen
 
 def _merge(
     store: OpenedStore, loaded: list[LoadedSegment], rows: dict[bytes, bytes]
-) -> tuple[list[_Newest], dict[NamespaceDigest, tuple[int, Place]]]:
+) -> tuple[list[_Newest], dict[tuple[NamespaceDigest, int], tuple[int, Place]]]:
     """Fill the table; the newest copy of each thing lives, and everything else in a segment is dead."""
-    clears: dict[NamespaceDigest, tuple[int, Place]] = {}
+    clears: dict[tuple[NamespaceDigest, int], tuple[int, Place]] = {}
     newest: dict[tuple[int, int, bytes], _Newest] = {}
     for found in loaded:
         segment = Segment(found.identity, allocated=align(found.file_bytes, PAGE), state=State.OPEN)
@@ -168,8 +168,8 @@ def _merge(
             if used_hour:
                 segment.note_use(index, used_hour)
             store.next_sequence = max(store.next_sequence, entry.sequence + 1)
-            if entry.kind == RecordKind.CLEAR:
-                # As with the rest, the newest clear of a namespace covers what older ones did.
+            if entry.kind in COVERED_KINDS:
+                # As with the rest, the newest clear of a namespace covers what older ones of its kind did.
                 identity = (number, entry.kind, b"")
             else:
                 identity = (number, entry.kind, entry.key)
@@ -185,13 +185,18 @@ def _merge(
             segment.advance(found.footer.records_end, segment.live + segment.dead)
         segment.close(segment.allocated)
     for item in newest.values():
-        if item.entry.kind == RecordKind.CLEAR:
-            clears[item.namespace] = (item.sequence, item.place)
+        if item.entry.kind in COVERED_KINDS:
+            clears[item.namespace, item.entry.kind] = (item.sequence, item.place)
+    covered_before: dict[tuple[NamespaceDigest, int], int] = {}
+    for (namespace, clear), (sequence, _) in clears.items():
+        for kind in COVERED_KINDS[clear]:
+            known = covered_before.get((namespace, kind), 0)
+            covered_before[namespace, kind] = max(known, sequence)
     kept = []
     for item in newest.values():
-        if item.entry.kind in CACHED_KINDS and item.sequence < clears.get(item.namespace, (0,))[0]:
+        if item.sequence < covered_before.get((item.namespace, item.entry.kind), 0):
             store.table.kill(item.place)
-        elif item.entry.kind != RecordKind.CLEAR:
+        elif item.entry.kind not in COVERED_KINDS:
             kept.append(item)
     kept.sort(key=lambda item: item.sequence)
     return kept, clears

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -25,7 +25,13 @@ _NAME = re.compile(r"segment-([0-9a-f]{16})\.log\Z")
 TEMPORARY_SUFFIX = ".tmp"
 
 CACHED_KINDS = frozenset({int(RecordKind.BLOCK), int(RecordKind.STATE), int(RecordKind.ROWS)})
-"""What a CLEAR covers. A namespace's description and policy stay."""
+"""What callers store. A namespace's description and policy are no part of it."""
+
+COVERED_KINDS = {
+    int(RecordKind.CLEAR): CACHED_KINDS,
+    int(RecordKind.CLEAR_STATES): frozenset({int(RecordKind.STATE), int(RecordKind.ROWS)}),
+}
+"""What each kind of clear covers, of those that were written before it in its namespace."""
 
 
 def segment_name(segment_id: int) -> str:
@@ -85,6 +91,7 @@ class Segment:
         "_kinds",
         "_lengths",
         "_live",
+        "_lowest",
         "_namespaces",
         "_offsets",
         "allocated",
@@ -92,7 +99,6 @@ class Segment:
         "end",
         "identity",
         "live",
-        "lowest",
         "name",
         "padded",
         "readers",
@@ -110,8 +116,8 @@ class Segment:
         self.padded = self.end
         self.reserved = allocated - self.end
         self.readers = 0
-        self.lowest: dict[int, int] = {}
-        """Lowest sequence of a block or state by namespace number, dead ones too: a CLEAR must outlive them."""
+        self._lowest: dict[tuple[int, int], int] = {}
+        """Lowest sequence by namespace number and kind, of dead records too: a clear must outlive what it covers."""
         # Columns, in offset order: 18 bytes a record instead of some hundreds as objects.
         self._offsets = array("I")
         self._lengths = array("I")
@@ -143,7 +149,12 @@ class Segment:
     def note_written(self, kind: int, namespace: int, sequence: int) -> None:
         """The file may hold such a record, in the books or not."""
         if kind in CACHED_KINDS:
-            self.lowest[namespace] = min(sequence, self.lowest.get(namespace, sequence))
+            known = self._lowest.get((namespace, kind), sequence)
+            self._lowest[namespace, kind] = min(sequence, known)
+
+    def may_hold(self, namespace: int, kinds: Collection[int], *, before: int) -> bool:
+        """Whether the file may hold such a record of a lower sequence than `before`, in the books or not."""
+        return any(self._lowest.get((namespace, kind), before) < before for kind in kinds)
 
     def advance(self, end: int, payload_bytes: int) -> None:
         """Bytes up to `end` are written; `payload_bytes` of them belong to records that were added."""
@@ -189,12 +200,12 @@ class Segment:
             self.live -= self._lengths[index]
             self.dead += self._lengths[index]
 
-    def kill_namespace(self, namespace: int) -> None:
-        """Kill the blocks and states of a namespace number."""
-        if namespace not in self.lowest:
+    def kill_kinds(self, namespace: int, kinds: Collection[int]) -> None:
+        """Kill the records of such kinds of a namespace number."""
+        if not any((namespace, kind) in self._lowest for kind in kinds):
             return
         for index, number in enumerate(self._namespaces):
-            if number == namespace and self._kinds[index] in CACHED_KINDS:
+            if number == namespace and self._kinds[index] in kinds:
                 self.kill(index)
 
     def live_indexes(self) -> list[int]:

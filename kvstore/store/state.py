@@ -31,8 +31,8 @@ class OpenedStore:
     disk: DiskBudget
     next_segment_id: int = 1
     next_sequence: int = 1
-    clears: dict[NamespaceDigest, tuple[int, Place]] = field(default_factory=dict)
-    """Sequence and place of the CLEAR that still covers something."""
+    clears: dict[tuple[NamespaceDigest, int], tuple[int, Place]] = field(default_factory=dict)
+    """Sequence and place, by namespace and kind, of each CLEAR and CLEAR_STATES that still covers something."""
     policies: dict[NamespaceDigest, tuple[int, str, Place | None]] = field(default_factory=dict)
     """Sequence, text and, when it is in the log, place of each namespace's policy."""
     stale_rows: dict[bytes, bytes | None] = field(default_factory=dict)

@@ -6,6 +6,7 @@ import hashlib
 import random
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import pytest
@@ -272,6 +273,80 @@ class StoreSuite:
                 log.clean(cheapest[0])
             log.reclaim()
             log.check_integrity()
+        log.close()
+
+    def test_a_clear_of_states_covers_states_and_rows_written_before_it_and_nothing_else(
+        self, bench: StoreBench
+    ) -> None:
+        log, _ = bench.open()
+        state, rows, clear = RecordKind.STATE, RecordKind.ROWS, RecordKind.CLEAR_STATES
+        described = make_record("describes", b"description", kind=RecordKind.NAMESPACE)
+        log.append([described, make_record("key", b"block"), make_record("key", b"1", kind=state)])
+        log.append([make_record("key", b"2", kind=rows), make_record("gone", b"3", kind=state)])
+        log.append([make_record("key", b"4", kind=state, namespace="other")])
+        log.put_policy(described.namespace, "full")
+        log.append(
+            [
+                make_record("same batch", b"5", kind=rows),
+                make_record("clear", b"", kind=clear),
+                make_record("after", b"6", kind=rows),
+            ]
+        )
+        log.append([make_record("key", b"7", kind=state)])
+        expected = {
+            (described.namespace, described.key, RecordKind.NAMESPACE): b"description",
+            (described.namespace, digest("key"), RecordKind.BLOCK): b"block",
+            (digest("other"), digest("key"), state): b"4",
+            (described.namespace, digest("after"), rows): b"6",
+            (described.namespace, digest("key"), state): b"7",
+        }
+        for _ in range(3):
+            log.close()
+            log, recovery = bench.open()
+            found = list(recovery.records)
+            answers = log.read([(item.place, item.key, item.kind) for item in found])
+            got = {
+                (item.namespace, item.key, item.kind): data for item, data in zip(found, answers, strict=True)
+            }
+            assert got == expected
+            assert recovery.policies == {described.namespace: "full"}
+        log.append([make_record("clear", b"", kind=RecordKind.CLEAR)])
+        log.append([make_record("clear", b"", kind=clear, namespace="other")])
+        log.close()
+        log, recovery = bench.open()
+        assert [found.key for found in recovery.records] == [described.key]
+        log.close()
+
+    def test_cleared_states_stay_gone_beside_living_blocks_however_segments_are_cleaned(
+        self, bench: StoreBench
+    ) -> None:
+        log, _ = bench.open(segment_bytes=MIB)
+        blocks: dict[bytes, Record] = {}
+        states: dict[bytes, Record] = {}
+        for first in range(0, 500, 20):
+            part = make_records(first, 20)
+            part[1::4] = [replace(record, kind=RecordKind.STATE) for record in part[1::4]]
+            part[3::4] = [replace(record, kind=RecordKind.ROWS) for record in part[3::4]]
+            log.append(part)
+            blocks.update((record.key, record) for record in part[::2])
+            states.update((record.key, record) for record in part[1::2])
+        before = log.space()
+        log.append([make_record("clear", b"", kind=RecordKind.CLEAR_STATES)])
+        assert log.space().live == sum(len(record.payload) for record in blocks.values())
+        assert log.space().dead > before.dead
+        after = replace(make_records(0, 2)[1], kind=RecordKind.STATE)
+        log.append([after])
+        for _ in range(8):
+            log.close()
+            log, recovery = bench.open(segment_bytes=MIB)
+            assert {found.key for found in recovery.records if found.kind is RecordKind.BLOCK} == set(blocks)
+            [found] = [found for found in recovery.records if found.kind is not RecordKind.BLOCK]
+            assert log.read([(found.place, after.key, RecordKind.STATE)]) == [after.payload]
+            if (cheapest := log.cheapest_segment()) is not None:
+                log.clean(cheapest[0])
+            log.reclaim()
+            log.check_integrity()
+        assert sum(bench.holds(bytes(record.payload)) for record in states.values()) < len(states)
         log.close()
 
     def test_policies_are_remembered_and_the_latest_wins(self, bench: StoreBench) -> None:

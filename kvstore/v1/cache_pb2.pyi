@@ -100,7 +100,7 @@ class OpenNamespaceRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., weights_revision: _Optional[str] = ..., numerics: _Optional[str] = ..., adapter: _Optional[str] = ..., tenant_salt: _Optional[str] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class Namespace(_message.Message):
-    __slots__ = ("name", "digest", "profile", "policy", "block_tokens", "block_bytes", "state_bytes", "states_share_tokens")
+    __slots__ = ("name", "digest", "profile", "policy", "block_tokens", "block_bytes", "state_bytes", "states_share_tokens", "states_share_states", "policy_too_large")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,8 @@ class Namespace(_message.Message):
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATES_SHARE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STATES_SHARE_STATES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_TOO_LARGE_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: bytes
     profile: Profile
@@ -117,7 +119,9 @@ class Namespace(_message.Message):
     block_bytes: int
     state_bytes: int
     states_share_tokens: int
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., policy: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., states_share_tokens: _Optional[int] = ...) -> None: ...
+    states_share_states: int
+    policy_too_large: bool
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., policy: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., states_share_tokens: _Optional[int] = ..., states_share_states: _Optional[int] = ..., policy_too_large: bool = ...) -> None: ...
 
 class Costs(_message.Message):
     __slots__ = ("seconds_per_layer_token", "seconds_per_ssd_byte", "seconds_per_memory_byte", "seconds_per_fetch", "seconds_per_index_entry", "tile_tokens")

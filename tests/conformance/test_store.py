@@ -145,6 +145,44 @@ def test_files_and_directory_are_private(bench: DirectoryBench) -> None:
     assert {path.stat().st_mode & 0o777 for path in bench.directory.iterdir()} == {0o600}
 
 
+@pytest.mark.parametrize("kind", [RecordKind.CLEAR, RecordKind.CLEAR_STATES])
+def test_a_clear_is_carried_from_segment_to_segment_for_as_long_as_it_covers_anything(
+    bench: DirectoryBench, kind: RecordKind
+) -> None:
+    log, _ = bench.open(segment_bytes=MIB)
+    covered = make_record("covered", b"c" * 3328, kind=RecordKind.STATE)
+    beside = make_record("beside", b"b" * 3328, namespace="other")
+    log.append([covered, beside])
+    for _ in range(2):
+        log.close()
+        log, recovery = bench.open(segment_bytes=MIB)
+    first = {found.place.segment_id for found in recovery.records}
+    place = log.append([make_record("clear", b"", kind=kind)])[0]
+    carried = make_record("carried", b"d" * 3328, namespace="other")
+    at = log.append([carried])[0]
+    for _ in range(3):
+        log.discard([place])  # which does not matter to a clear
+        for _ in range(2):  # the second fills a segment of its own, and the clear's is sealed
+            filling = make_record("filling", bytes(log.largest_append_bytes()), namespace="other")
+            log.discard(log.append([filling]))
+        assert at.segment_id not in first
+        at = log.clean(at.segment_id)[at]
+    log.close()
+    log, recovery = bench.open(segment_bytes=MIB)
+    keys = {found.key for found in recovery.records}
+    assert {beside.key, carried.key} <= keys
+    assert covered.key not in keys
+    assert bench.holds(bytes(covered.payload))
+    log.discard(found.place for found in recovery.records if found.key == beside.key)
+    log.reclaim()
+    assert not bench.holds(bytes(covered.payload))
+    # Nothing is left that it covers, and it goes with its segment.
+    log.discard(found.place for found in recovery.records)
+    log.reclaim()
+    assert log.space().segments == 0
+    log.close()
+
+
 def test_a_lost_catalogue_is_rebuilt(bench: DirectoryBench) -> None:
     payloads = filled(bench)
     (bench.directory / "catalog.mdb").unlink()

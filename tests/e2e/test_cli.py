@@ -90,10 +90,14 @@ def test_a_policy_is_set_with_how_many_tokens_the_states_share_holds(service: Se
         assert done.returncode == 0, done.stderr
         shown = json.loads(_kvstore("policy", "show", *where, "--json").stdout)["chat"]
         assert shown["policy"] == policy
-        assert f"holds the states of {shown['states_share_tokens']:,} tokens" in done.stdout
+        held = f"the states of {shown['states_share_tokens']:,} tokens"
+        if policy == "endpoints":
+            held = f"{shown['states_share_states']:,} states"
+        assert f"the disk's share for states holds {held}" in done.stdout
         table = _kvstore("policy", "show", *where).stdout
         assert "share holds" in table
-        assert f"{shown['states_share_tokens']:,} tokens" in table
+        assert held in table
+        assert not shown["policy_too_large"]
     assert "no states" in _kvstore("policy", "set", "chat", "zero", *where).stdout
 
 

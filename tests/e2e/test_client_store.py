@@ -75,7 +75,9 @@ def test_an_opened_namespace_has_the_profiles_figures(client: CacheClient) -> No
         block_tokens=profile.block_tokens,
         block_bytes=profile.block_bytes,
         state_bytes=profile.state_bytes,
+        states_share_states=opened.states_share_states,
     )
+    assert opened.states_share_states > 0
     assert client.open_namespace(identity, name="figures", policy="endpoints") == opened
     assert opened in client.namespaces()
     assert client.set_policy(opened.digest, "periodic:64").policy == "periodic:64"

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -79,6 +80,107 @@ def test_what_was_acknowledged_outlives_a_kill() -> None:
             raw.store(gone)
             assert held_blocks(raw, gone) == 10
             assert "200 blocks, 20 states, 2 namespaces" in service.log
+
+
+def drop_ssd_states(raw: Raw, namespace: bytes = b"") -> pb.DropStatesReply:
+    return raw.admin.DropStates(pb.DropStatesRequest(namespace=namespace, tier=pb.STATE_TIER_SSD), timeout=10)
+
+
+def edges_of(raw: Raw, chain: Chain) -> tuple[int, list[int], list[int]]:
+    """Blocks of the chain that are found, and the edges where a resume finds a state or rows on SSD."""
+    coverage = raw.lookup(chain, lease=False).coverage
+    rows = sorted({*coverage.rows, *coverage.rows_overlap})
+    return coverage.blocks, list(coverage.checkpoints), rows
+
+
+@pytest.mark.parametrize("ending", ["stop", "kill"])
+def test_dropped_states_stay_away_after_a_restart_and_later_ones_are_found(ending: str) -> None:
+    with running_service() as service:
+        with Raw(service.directory) as raw:
+            one, other = raw.open("one"), raw.open("other")
+            chains = [Chain(one, 8, seed=i) for i in range(10)]
+            apart = Chain(other, 4, seed=50)
+            for chain in [*chains, apart]:
+                raw.store(chain, states=[3])
+                raw.store_items(chain.namespace, [chain.rows(i) for i in range(4)])
+            with_rows = edges_of(raw, apart)
+            assert with_rows == (4, [128], [128])
+            assert edges_of(raw, chains[0])[1:] == with_rows[1:]
+            reply = drop_ssd_states(raw, one.digest)
+            assert (reply.dropped, reply.kept) == (50, 0)
+            raw.store_items(one, [chains[0].state(5), chains[1].state(3)])
+        for _ in range(2):
+            getattr(service, ending)()
+            service.start()
+            with Raw(service.directory) as raw:
+                assert [edges_of(raw, chain) for chain in chains[2:]] == [(8, [], [])] * 8
+                assert edges_of(raw, chains[0]) == (8, [192], [])
+                assert edges_of(raw, chains[1]) == (8, [128], [])
+                assert edges_of(raw, apart) == with_rows
+                assert raw.stats()["states_ssd"] == 7
+                assert [held_blocks(raw, chain) for chain in chains] == [8] * 10
+        with Raw(service.directory) as raw:
+            assert drop_ssd_states(raw).dropped == 7
+        getattr(service, ending)()
+        service.start()
+        with Raw(service.directory) as raw:
+            values = raw.stats()
+            assert (values["states_ssd"], values["rows_ssd"], values["blocks"]) == (0, 0, 84)
+
+
+def test_a_drop_beside_a_leased_state_is_made_good_by_the_next_one() -> None:
+    with running_service() as service:
+        with Raw(service.directory) as raw:
+            namespace, other = raw.open("leased"), raw.open("other")
+            kept, dropped, apart = (
+                Chain(namespace, 4, seed=1),
+                Chain(namespace, 4, seed=2),
+                Chain(other, 4, seed=3),
+            )
+            for chain in (kept, dropped, apart):
+                raw.store(chain, states=[3])
+            found = raw.lookup(kept)
+            assert found.plan.chosen.state_source == pb.CHECKPOINT
+            reply = drop_ssd_states(raw)
+            assert (reply.dropped, reply.kept) == (2, 1)
+            items = raw.fetch(found.lease_id, count=4, state=True)
+            assert len(items) == 5
+            assert all(kept.is_right(header, data) for header, data in items)
+        service.restart()
+        with Raw(service.directory) as raw:
+            assert edges_of(raw, kept) == (4, [128], [])
+            assert edges_of(raw, apart) == (4, [], [])
+            assert drop_ssd_states(raw).kept == 0
+        service.restart()
+        with Raw(service.directory) as raw:
+            assert [edges_of(raw, chain) for chain in (kept, dropped, apart)] == [(4, [], [])] * 3
+
+
+def test_drops_while_states_are_stored_leave_the_same_states_before_and_after_a_kill() -> None:
+    with running_service() as service:
+        with Raw(service.directory) as raw:
+            namespace = raw.open("n")
+            chains = [Chain(namespace, 2, seed=i) for i in range(150)]
+
+            def store() -> None:
+                with Raw(service.directory) as own:
+                    for chain in chains:
+                        own.store(chain, states=[0, 1])
+
+            with ThreadPoolExecutor(1) as pool:
+                storing = pool.submit(store)
+                drops = 0
+                while not storing.done():
+                    drops += drop_ssd_states(raw).dropped > 0
+                storing.result()
+            assert drops > 5
+            chains.append(Chain(namespace, 2, seed=999))
+            raw.store(chains[-1], states=[1])
+            before = [edges_of(raw, chain) for chain in chains]
+            assert before[-1] == (2, [64], [])
+        service.restart()
+        with Raw(service.directory) as raw:
+            assert [edges_of(raw, chain) for chain in chains] == before
 
 
 class Writers:

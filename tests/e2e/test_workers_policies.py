@@ -67,6 +67,23 @@ def test_full_resumes_from_rows_and_not_from_a_checkpoint(
     assert report.bytes_ssd == edge // B * profile.block_bytes + rows_bytes
 
 
+@pytest.mark.parametrize("count", [300, 305, 319, 320, 321])
+def test_a_block_that_a_decode_worker_completes_has_its_rows_too(
+    service: ServiceProcess, admin: CacheClient, salt: str, count: int
+) -> None:
+    prompt = tokens_of(count, seed=44)
+    with fresh_engine(service.directory, salt=salt, policy="full") as engine:
+        first = prefill(engine, request_of(prompt, 50))
+        rest = decode(engine, request_of(prompt, 50), ticket=first.ticket, first_token=first.tokens[0])
+        assert rest.report.handoff
+        assert rest.stored.rows_stored == rest.stored.blocks_stored == (count + 49) // B - count // B
+        admin.drop_states(engine.namespace, "pool")
+        history = prompt + first.tokens + rest.tokens + tokens_of(5, seed=45)
+        answer = _asked(engine, history)
+    assert answer.report.state_source is StateSource.ROWS
+    assert (answer.report.restored_tokens, answer.report.replayed_tokens) == ((count + 49) // B * B, 4)
+
+
 @pytest.mark.parametrize("policy", ["full", "full+overlap"])
 @pytest.mark.parametrize("edge", [B, 2 * B, 9 * B])
 def test_rows_serve_every_edge_of_a_prompt(

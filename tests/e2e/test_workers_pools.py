@@ -30,6 +30,8 @@ from tests.support.service import ServiceProcess
 from tests.support.workers import decode, request_of, tokens_of
 
 SECONDS = 120.0
+GIVE_BACK_SECONDS = 25.0
+"""Less than any deadline at which the store would take things back by itself."""
 Event = pb.GenerateEvent
 
 
@@ -71,6 +73,8 @@ class Reply:
 
 class Cluster:
     """Two workers of each role; threads fixed, so that all have the same numerics."""
+
+    left_behind = 0.0
 
     def __init__(self, folder: Path) -> None:
         self.service = ServiceProcess(folder / "s")
@@ -129,18 +133,21 @@ class Cluster:
         with CacheClient(self.service.directory, owner="test") as client:
             return client.stats()
 
+    def forget_what_is_left(self) -> None:
+        """What handoffs hold now is not this test's."""
+        self.left_behind = self.stats()["handoff_bytes"]
+
     def open_things(self) -> tuple[float, ...]:
         stats = self.stats()
-        held = tuple(
-            stats[name]
-            for name in ("leases", "reservations", "flights", "handoff_takes_out", "handoff_bytes")
-        )
+        held = tuple(stats[name] for name in ("leases", "reservations", "flights", "handoff_takes_out"))
+        # A prefill worker that was killed before it told its ticket leaves a handoff to its deadline.
+        held = (*held, max(stats["handoff_bytes"] - self.left_behind, 0.0))
         return *held, *(self.describe(peer).requests_running for peer in self.workers)
 
     def all_given_back(self) -> bool:
-        """Whether nothing is open any more within SECONDS; every look is a call to all of them."""
+        """Whether nothing is open any more within GIVE_BACK_SECONDS; every look is a call to all of them."""
         clock = SystemClock()
-        deadline = clock.monotonic() + SECONDS
+        deadline = clock.monotonic() + GIVE_BACK_SECONDS
         while any(self.open_things()):
             if clock.monotonic() > deadline:
                 return False
@@ -148,9 +155,15 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def running_cluster() -> Iterator[Cluster]:
     with TemporaryDirectory(prefix="kv-") as folder, Cluster(Path(folder)) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def cluster(running_cluster: Cluster) -> Cluster:
+    running_cluster.forget_what_is_left()
+    return running_cluster
 
 
 PROMPTS = [tuple(tokens_of(180 + 40 * number, seed=700 + number)) for number in range(4)]

@@ -167,7 +167,7 @@ def test_a_record_of_another_place_is_corrupt_however_good_its_checksums(
     data = encode(b"payload")
     assert disk.decode_record(data, identity=identity, offset=4096) is disk.Verdict.CORRUPT
     assert disk.decode_record(data, identity=HOME, offset=4608) is disk.Verdict.CORRUPT
-    assert disk.decode_record(encode(b"payload", kind=7), identity=HOME, offset=4096) is disk.Verdict.CORRUPT
+    assert disk.decode_record(encode(b"payload", kind=8), identity=HOME, offset=4096) is disk.Verdict.CORRUPT
 
 
 @given(st.binary(max_size=600))

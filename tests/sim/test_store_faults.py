@@ -23,6 +23,7 @@ from kvstore.testing.store_suite import MIB, make_record
 BUDGET = 5 * MIB
 NAMESPACES = ("one", "two")
 ITEMS = (RecordKind.BLOCK, RecordKind.STATE, RecordKind.ROWS)
+COVERED = {RecordKind.CLEAR: ITEMS, RecordKind.CLEAR_STATES: (RecordKind.STATE, RecordKind.ROWS)}
 Identity = tuple[bytes, bytes, RecordKind]
 
 
@@ -43,13 +44,13 @@ class Owed:
     def attempted(self, records: list[Record]) -> None:
         for record in records:
             self.may.setdefault(identity_of(record), []).append(record)
-            if record.kind is RecordKind.CLEAR:
+            if record.kind in COVERED:
                 for key in [key for key in self.must if self._covered(key, record)]:
                     self.may.setdefault(key, []).append(self.must.pop(key))
 
     def acknowledged(self, records: list[Record]) -> None:
         for record in records:
-            if record.kind is RecordKind.CLEAR:
+            if record.kind in COVERED:
                 for covered in [key for key in self.may if self._covered(key, record)]:
                     self.never.update(bytes(old.payload) for old in self.may.pop(covered))
                 for covered in [key for key in self.must if self._covered(key, record)]:
@@ -81,7 +82,7 @@ class Owed:
 
     @staticmethod
     def _covered(identity: Identity, clear: Record) -> bool:
-        return identity[0] == clear.namespace and identity[2] in ITEMS
+        return identity[0] == clear.namespace and identity[2] in COVERED[clear.kind]
 
 
 class Scenario:
@@ -134,19 +135,21 @@ class Scenario:
 
     def clear(self, log: RecordLog) -> None:
         if self.random.random() < 0.4:
-            namespace = self.random.choice(NAMESPACES)
-            self._append(log, [make_record("clear", b"", kind=RecordKind.CLEAR, namespace=namespace)])
+            namespace, kind = self.random.choice(NAMESPACES), self.random.choice(list(COVERED))
+            self._append(log, [make_record("clear", b"", kind=kind, namespace=namespace)])
 
     def _append(self, log: RecordLog, records: list[Record]) -> None:
         self.owed.attempted(records)
         places = log.append(records)
         self.owed.acknowledged(records)
         for place, record in zip(places, records, strict=True):
-            if record.kind is not RecordKind.CLEAR:
+            if record.kind not in COVERED:
                 self.places[place] = record
             else:
                 self.places = {
-                    at: old for at, old in self.places.items() if old.namespace != record.namespace
+                    at: old
+                    for at, old in self.places.items()
+                    if old.namespace != record.namespace or old.kind not in COVERED[record.kind]
                 }
 
     def discard(self, log: RecordLog) -> None:
@@ -504,16 +507,17 @@ def test_a_catalogue_row_about_another_segment_of_the_same_number_removes_nothin
     log.close()
 
 
-def test_a_clear_outlives_what_a_failed_append_may_have_left_behind() -> None:
+@pytest.mark.parametrize("clear", COVERED)
+def test_a_clear_outlives_what_a_failed_append_may_have_left_behind(clear: RecordKind) -> None:
     for seed in range(8):
         device = SimDevice(seed)
         log, _ = open_sim(device, RamCatalog())
         log.append([make_record("keeps the segment", b"k" * 100, namespace="other")])
         device.fail_at(device.calls + 2, DeviceError("injected EIO"))
-        left_behind = make_record("left behind", b"l" * 100)
+        left_behind = make_record("left behind", b"l" * 100, kind=RecordKind.STATE)
         with pytest.raises(DeviceError):
             log.append([left_behind])
-        log.append([make_record("clear", b"", kind=RecordKind.CLEAR)])
+        log.append([make_record("clear", b"", kind=clear)])
         while log.room_bytes() > 400_000:  # seals the segment of the CLEAR
             log.discard(log.append([make_record("filling", bytes(400_000), namespace="other")]))
         log.reclaim()

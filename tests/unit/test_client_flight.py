@@ -90,7 +90,7 @@ def test_a_lookup_may_take_as_much_longer_as_it_may_wait(folder: Path) -> None:
     ):
         client.lookup(NAMESPACE, [], prompt_tokens=4)
         client.lookup(NAMESPACE, [], prompt_tokens=4, wait_seconds=100)
-    assert left[0] <= 0.5
+    assert left[0] < 1.0
     assert 100 - 5 < left[1] <= 103, "gRPC rounds long ones"
 
 

@@ -39,6 +39,12 @@ def test_a_kill_that_missed_the_store_is_tried_again_in_the_next_turn() -> None:
     assert aim(ordinary, missed=False) == ordinary
 
 
+def test_while_no_turn_has_resumed_from_rows_the_pool_is_emptied_again() -> None:
+    last = plan_turns(10)[9]
+    assert aim(last, missed=False, lacking=True).before is Before.EMPTY_POOL
+    assert aim(last, missed=False, lacking=False) == last
+
+
 @pytest.mark.parametrize("count", [0, 8, 65])
 def test_too_few_or_too_many_turns_are_refused(count: int) -> None:
     with pytest.raises(ConfigError, match=f"--turns={count}"):

@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     from kvstore_workers.demo import report as reporting
     from kvstore_workers.demo.material import choose_files
     from kvstore_workers.demo.processes import ENDING_SIGNALS, Cluster
-    from kvstore_workers.demo.script import aim, plan_turns
-    from kvstore_workers.demo.session import Session
+    from kvstore_workers.demo.script import ROWS_TURN, aim, plan_turns
+    from kvstore_workers.demo.session import Session, TurnResult
     from kvstore_workers.demo.timeline import check_trace_target, write_trace
 
     profile = get_profile(args.profile)
@@ -121,11 +121,12 @@ def run(args: argparse.Namespace) -> int:
             shot_tokens=default_tokens,
             trace=args.trace is not None,
         )
-        results = []
+        results: list[TurnResult] = []
         missed = False
         try:
             for turn in turns:
-                result = session.play(aim(turn, missed=missed))
+                lacking = turn.number > ROWS_TURN and all(r.state_source != "ROWS" for r in results)
+                result = session.play(aim(turn, missed=missed, lacking=lacking))
                 missed = result.turn.kill_during_store and not result.killed_during_store
                 results.append(result)
                 prefix = result.answer.prefix

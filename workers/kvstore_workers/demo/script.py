@@ -29,6 +29,9 @@ class Turn:
     kill_during_store: bool = False
 
 
+ROWS_TURN = 9
+"""The turn that is to resume from rows."""
+
 PLANNED_SOURCES = (StateSource.POOL, StateSource.CHECKPOINT, StateSource.ROWS, StateSource.REPLAY)
 
 
@@ -46,11 +49,16 @@ def plan_turns(count: int) -> list[Turn]:
         6: Turn(6, before=Before.EMPTY_POOL),
         7: Turn(7, before=Before.DROP_STATES),
         8: Turn(8, before=Before.FULL_POLICY),
-        9: Turn(9, before=Before.EMPTY_POOL),
+        ROWS_TURN: Turn(ROWS_TURN, before=Before.EMPTY_POOL),
     }
     return [special.get(number, Turn(number)) for number in range(1, count + 1)]
 
 
-def aim(turn: Turn, *, missed: bool) -> Turn:
-    """The turn as it is played: after a kill that came too late to fall into a store, this one is shot at too."""
-    return replace(turn, kill_during_store=True) if missed else turn
+def aim(turn: Turn, *, missed: bool, lacking: bool = False) -> Turn:
+    """The turn as it is played: after a kill that came too late to fall into a store, this one is shot at too; while rows
+    are kept and no turn has resumed from them (`lacking`), the pool is emptied before this one."""
+    if missed:
+        turn = replace(turn, kill_during_store=True)
+    if lacking and turn.before is Before.NOTHING:
+        turn = replace(turn, before=Before.EMPTY_POOL)
+    return turn

@@ -112,6 +112,7 @@ class Session:
         self._reference.close()
 
     def play(self, turn: Turn) -> TurnResult:
+        wall, began = self._clock.wall(), self._clock.monotonic()
         self._prepare(turn.before)
         name, content = next(self._material)
         while turn.kill_during_store and len(content) < self._shot_tokens:
@@ -134,6 +135,14 @@ class Session:
             self._cluster.restart_service()
         cold = self._collect(self._ask_reference(request))
         result = TurnResult(turn, len(self._history), answer, cold, killed)
+        took = self._clock.monotonic() - began
+        what = {"before": str(turn.before)} if turn.before else {}
+        what |= {"service": "killed -9 while it stored"} if killed else {}
+        answer.spans.append(
+            worker_pb2.Span(
+                name=f"turn {turn.number}", track="session", start_seconds=wall, seconds=took, detail=what
+            )
+        )
         self._history += [*answer.tokens, Mark.END]
         return result
 

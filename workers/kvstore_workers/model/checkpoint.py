@@ -145,6 +145,9 @@ def _unstacked(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]
     if match is None or tensor.dim() != 3:
         return [(name, tensor)]
     prefix, kind = match.groups()
+    if kind == "gate_up_proj" and tensor.shape[1] % 2:
+        # Not two halves: it stays as it is, and is named with its shape.
+        return [(name, tensor)]
     if kind == "down_proj":
         return [(f"{prefix}.{expert}.w2.weight", rows) for expert, rows in enumerate(tensor)]
     pairs = []

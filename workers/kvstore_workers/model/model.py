@@ -147,6 +147,7 @@ class Model:
                 )
             if isinstance(start, StateStart):
                 sequence.load_state(start.payload, start.position)
+                sequence.load_open_rows(start.open_rows)
             elif isinstance(start, RowsStart):
                 sequence.load_rows(start.payloads, start.edge, overlap=start.overlap)
             else:

@@ -13,6 +13,7 @@ from kvstore.profile.layout import (
     LayerSlice,
     Section,
     block_layout,
+    open_rows_bytes,
     rows_layout,
     rows_needed,
     state_layout,
@@ -136,6 +137,19 @@ class Sequence:
         assert len(payload) == layout.total_bytes
         return payload
 
+    def open_rows(self) -> bytes:
+        """Window rows of the open block that are older than the window, layer by layer: with them beside the state at
+        `position`, who goes on from there can give the block's rows when it is whole. Empty where there are none, or
+        where they were never here."""
+        first, last = self._older_rows()
+        if first >= last or first < self.rows_known_from:
+            return b""
+        return _joined([rows.packed(first, last) for rows in self.window])
+
+    def _older_rows(self) -> tuple[int, int]:
+        block_tokens = self.profile.block_tokens
+        return self.position // block_tokens * block_tokens, self.position - self.profile.window_rows
+
     def state(self) -> bytes:
         """The state at `position`, whatever it is, in `state_layout`."""
         return self.state_at(self.position)
@@ -252,6 +266,18 @@ class Sequence:
                 self._entry_store(section).load(self._tensor(data, section.row_bytes))
             else:
                 self._load_stream(section, position, data)
+
+    def load_open_rows(self, payload: bytes) -> None:
+        """What `open_rows` gave at the same position, after the state; nothing for no bytes."""
+        if not payload:
+            return
+        first, last = self._older_rows()
+        length = (last - first) * self.profile.row_bytes
+        _expect_bytes("open_rows", payload, open_rows_bytes(self.profile, self.position))
+        for layer, rows in enumerate(self.window):
+            data = bytearray(payload[layer * length : (layer + 1) * length])
+            rows.load(first, self._tensor(data, self.profile.row_bytes))
+        self.rows_known_from = first
 
     def begin_windows(self, position: int) -> None:
         """Window rows of positions before `position` do not exist."""

@@ -12,10 +12,12 @@ from kvstore.profile.layout import rows_needed
 
 @dataclass(frozen=True, slots=True)
 class StateStart:
-    """A whole state at `position`, in `state_layout`; at a block edge where a replay follows."""
+    """A whole state at `position`, in `state_layout`; at a block edge where a replay follows. `open_rows`: see
+    Sequence.open_rows."""
 
     payload: bytes
     position: int
+    open_rows: bytes = b""
 
     def state_at(self, profile: Profile) -> int:
         """The position that the state belongs to."""

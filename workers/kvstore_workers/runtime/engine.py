@@ -24,7 +24,7 @@ from kvstore_workers.runtime.passage import Passage, RunKeys
 from kvstore_workers.runtime.restore import Prompt, Restored, Restorer
 from kvstore_workers.runtime.stop import Stop
 from kvstore_workers.runtime.store import STORE_FAILURES, PrefixStore
-from kvstore_workers.runtime.trace import Trace
+from kvstore_workers.runtime.trace import SPANS_MAX, Trace
 from kvstore_workers.runtime.values import (
     TICKET_BYTES,
     Computed,
@@ -130,7 +130,7 @@ class Engine:
         """Prefixed, Stored..., Picked(first) for each sample, Computed, whose Done has a ticket if decode workers can go
         on from here: as many as there are samples."""
         self.check(request)
-        trace = Trace(self._clock, enabled=request.trace, process=self._name)
+        trace = self._trace(request)
         run, prompt, keys = self._begin(request, stop, trace)
         with self._running(run) as running:
             passage, logits = self._start(running, prompt, keys, logits=True)
@@ -159,7 +159,7 @@ class Engine:
         With a ticket from the handoff; where that fails, or without one, as the store's plan says, or cold.
         """
         self.check(request, ticket=ticket, first_token=first_token)
-        trace = Trace(self._clock, enabled=request.trace, process=self._name)
+        trace = self._trace(request)
         run, prompt, keys = self._begin(request, stop, trace)
         with self._running(run) as running:
             wanted = first_token is None
@@ -181,6 +181,10 @@ class Engine:
         yield Computed(partial(self._done, run, trace))
 
     # ---- steps -------------------------------------------------------------------------------------------------
+
+    def _trace(self, request: Request) -> Trace:
+        limit = SPANS_MAX // request.samples
+        return Trace(self._clock, enabled=request.trace, process=self._name, limit=limit)
 
     def _begin(self, request: Request, stop: Stop, trace: Trace) -> tuple[StoreRun | None, Prompt, RunKeys]:
         bypassed = self._store is None or request.bypass_store
@@ -235,10 +239,12 @@ class Engine:
             restored.sequence.finish_feed()
         except STORE_FAILURES as error:
             restored.close()
+            prompt.spent.fetch += restored.feed.fetch_seconds
             self._end_flights([restored])
             again = running.add(self._restorer.prompt(prompt, reason=describe(error), sliced=False))
             return Passage(self.model, again, keys=keys, run=running.run), None
-        restored.report = replace(restored.report, fetch_seconds=restored.feed.fetch_seconds)
+        fetched = prompt.spent.fetch + restored.feed.fetch_seconds
+        restored.report = replace(restored.report, fetch_seconds=fetched)
         return passage, computed
 
     def _first_tile(
@@ -326,9 +332,11 @@ class Engine:
             rows=save.rows,
             rows_overlap=save.rows_overlap,
         )
+        sequence = passage.sequence
         return Handoff(
             passage.position,
-            passage.sequence.state(),
+            # The decode worker completes the open block, and gives its rows.
+            sequence.state() + (sequence.open_rows() if save.rows else b""),
             encode_note(note),
             takes=request.samples,
             lineage=restored.report.lineage,

@@ -19,7 +19,7 @@ SLICES = 4
 SHOWN_SECONDS = 1e-4
 """Shorter waits are not shown in a trace."""
 
-SLICED_BYTES = 8 << 20
+SLICED_BYTES = 2 << 20
 """From how many bytes of blocks on it is worth a thread to overlap fetching with running."""
 
 
@@ -50,6 +50,7 @@ class SlicedFeed:
         self._stop = stop
         self._clock = clock
         self._trace = trace
+        self._began = clock.monotonic()
         self._changed = threading.Condition()
         self._state: list[bytes] = []
         self._slices: deque[list[bytes]] = deque()
@@ -107,13 +108,14 @@ class SlicedFeed:
         except Exception as fault:  # noqa: BLE001 -- raised in the model's thread, which waits for it
             error = fault
         finally:
+            self.fetch_seconds = self._clock.monotonic() - self._began
             self._store.release(self._looked_up)
         with self._changed:
             self._error, self._ended = error, True
             self._changed.notify_all()
 
     def _read(self) -> None:
-        began = self._clock.monotonic()
+        began = self._began
         first_at: float | None = None
         rest = 0
         slice_began = began
@@ -142,7 +144,6 @@ class SlicedFeed:
                     self._changed.notify_all()
                 arriving = []
         ended = self._clock.monotonic()
-        self.fetch_seconds = ended - began
         if first_at is not None:
             self._store.note_fetch(
                 self._looked_up.plan, began=began, first_at=first_at, ended=ended, rest_bytes=rest

@@ -101,6 +101,7 @@ class Generation:
         self._model: tuple[Peer, Described] | None = None
         # The prefill worker whose handoff decode workers are to take.
         self._left_by: Peer | None = None
+        self._lost = False
 
     def events(self) -> Iterator[_Event]:
         """All that the caller gets."""
@@ -117,7 +118,8 @@ class Generation:
             is_whole = True
             yield self._relay.done()
         finally:
-            if not is_whole and self._relay.ticket and self._left_by is not None:
+            # Where a worker was lost, the one that replaced it may have come by a lookup and left the handoff.
+            if (self._lost or not is_whole) and self._relay.ticket and self._left_by is not None:
                 self._left_by.discard(self._relay.ticket)
 
     # ---- steps -------------------------------------------------------------------------------------------------
@@ -218,6 +220,7 @@ class Generation:
                 except WorkerAway as away:
                     pool.away(errand, member, away)
                     lost += away.ending is Ending.LOST
+                    self._lost |= away.ending is Ending.LOST
                 except ConfigError as error:
                     pool.away(errand, member, WorkerAway(Ending.WRONG, str(error)))
                     raise

@@ -51,7 +51,6 @@ class Passage:
         if run is not None and restored.report.replayed_tokens and any(self._tiers(self.position)):
             # The replay has just made a state that nobody holds; its block is held.
             self._states[self.position] = self.sequence.state()
-            self._put_state(run, self.position)
 
     @property
     def position(self) -> int:
@@ -108,6 +107,11 @@ class Passage:
                 self._rows[edge] = rows
 
     def _hand_over(self, run: StoreRun) -> None:
+        # Nothing leaves before all that it was computed from is here.
+        self.sequence.finish_feed()
+        rebuilt = self._next_block * self._block_tokens
+        if rebuilt in self._states:
+            self._put_state(run, rebuilt)
         for index in range(self._next_block, self.position // self._block_tokens):
             edge = (index + 1) * self._block_tokens
             run.put_block(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,10 @@ from kvstore_workers.runtime.caller import Caller
 TAKEN_METADATA = "kvstore-taken"
 """A worker's first word, before any event: it has taken the request. One that dies before did nothing for it."""
 
-DESCRIBE_SECONDS = 5.0
+DESCRIBE_SECONDS = 2.0
+
+TAKEN_SECONDS = 2.0
+"""How long a worker may take to say that it has taken a request: it says so at once, unless it hangs."""
 
 WATCH_SECONDS = 60.0
 """How long a worker that is not there is looked out for, until a request tries it again."""
@@ -115,11 +119,21 @@ class Peer:
         with self._minding():
             call = self._run(request, timeout=caller.seconds_left())
             with caller.holding(call):
+                # A worker says at once that it has taken a request, or why not; one that says nothing hangs.
+                late = threading.Timer(TAKEN_SECONDS, call.cancel)
+                late.daemon = True
+                late.start()
+                try:
+                    call.initial_metadata()
+                finally:
+                    late.cancel()
                 yield from call
 
     def discard(self, ticket: bytes) -> None:
         """Tell a worker that nobody will take this handoff. Nobody waits for the answer: the handoff ends by itself too."""
-        self._discard(pb.DiscardRequest(ticket=ticket), timeout=DESCRIBE_SECONDS)
+        call = self._discard(pb.DiscardRequest(ticket=ticket), timeout=DESCRIBE_SECONDS)
+        # gRPC cancels a call that nobody refers to; a callback refers to its call until it has ended.
+        call.add_done_callback(lambda _: None)
 
     def when_there(self, tell: Callable[[bool], None]) -> None:
         """Call `tell` once, from another thread: with True when the worker answers and is not shutting down, with False

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as TokenSequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvstore.clock import Clock
 from kvstore.errors import DamagedBytes, InvalidArgument, UnknownTicket
+from kvstore.profile.base import Profile
+from kvstore.profile.layout import state_layout
 from kvstore.types import Exactness, Lineage, StateSource
 from kvstore_client.client import Lookup
 from kvstore_client.flight import Flight
@@ -59,6 +61,15 @@ class Restored:
             self.feed.close()
 
 
+@dataclass(slots=True)
+class Spent:
+    """Seconds that a prompt has cost at the store, in tries that failed too."""
+
+    lookup: float = 0.0
+    fetch: float = 0.0
+    waited: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """What is to be restored for: the request, the keys of its whole blocks, and who hears of it."""
@@ -67,14 +78,16 @@ class Prompt:
     keys: TokenSequence[bytes]
     stop: Stop
     trace: Trace
+    spent: Spent = field(default_factory=Spent)
 
     @property
     def tokens(self) -> TokenSequence[int]:
         return self.request.tokens
 
-    @property
-    def allows_bounded(self) -> bool:
-        return self.request.exactness is Exactness.BOUNDED
+    def allows_bounded(self, profile: Profile) -> bool:
+        """Whether an approximate prefix will do: where it was asked for, or the model was trained for it."""
+        asked = self.request.exactness
+        return profile.bounded_is_trained if asked is None else asked is Exactness.BOUNDED
 
 
 class Restorer:
@@ -106,7 +119,9 @@ class Restorer:
             except STORE_FAILURES as error:
                 reason = describe(error)
                 log.warning("the store gave nothing: %s", reason)
-        return self.cold(count, save_states=self._default_states(count), reason=reason)
+        restored = self.cold(count, save_states=self._default_states(count), reason=reason)
+        restored.report = _with_spent(restored.report, prompt)
+        return restored
 
     def handoff(self, prompt: Prompt, *, ticket: bytes, first_token: int) -> Restored | str:
         """At the end of the prompt, from the state that a prefill worker left; or the reason why not."""
@@ -116,7 +131,7 @@ class Restorer:
             take = self._store.take(ticket)
             try:
                 note = decode_note(take.note)
-                _check_note(note, take, prompt, first_token=first_token)
+                _check_note(note, take, prompt, first_token=first_token, profile=self._profile)
                 return self._resume(self._store, take, note, prompt, began=began)
             except BaseException:
                 # Nobody else can make more of it: what is missing is mended by a lookup.
@@ -140,7 +155,7 @@ class Restorer:
                 prompt_tokens=len(prompt.tokens),
                 keys=len(prompt.keys),
                 profile=self._profile,
-                bounded=prompt.allows_bounded or self._profile.bounded_is_trained,
+                bounded=prompt.allows_bounded(self._profile),
             )
             if plan.state_source is StateSource.NONE:
                 handed_on = True
@@ -158,9 +173,16 @@ class Restorer:
                 )
                 restored = self._run(store, plan, prompt, report, fetched=feed)
             else:
-                with prompt.trace.span("fetch", "fetch", blocks=blocks):
-                    fetched = store.fetch(looked_up, blocks=blocks, with_state=True, check=prompt.stop.check)
+                began = self._clock.monotonic()
+                try:
+                    with prompt.trace.span("fetch", "fetch", blocks=blocks):
+                        fetched = store.fetch(
+                            looked_up, blocks=blocks, with_state=True, check=prompt.stop.check
+                        )
+                finally:
+                    prompt.spent.fetch += self._clock.monotonic() - began
                 restored = self._run(store, plan, prompt, report, fetched=fetched)
+                restored.report = _with_spent(restored.report, prompt)
             restored.feed, restored.flight = feed, looked_up.flight
             handed_on = True
             return restored
@@ -168,6 +190,7 @@ class Restorer:
             if not handed_on:
                 if feed is not None:
                     feed.close()
+                    prompt.spent.fetch += feed.fetch_seconds
                 if looked_up.flight is not None:
                     store.end_flight(looked_up.flight)
             if feed is None:
@@ -175,21 +198,26 @@ class Restorer:
 
     def _look_up(self, store: PrefixStore, prompt: Prompt, *, reason: str) -> tuple[Lookup, PrefixReport]:
         """A plan, after waiting for others where the store finds that sooner, and the report as far as it is known."""
-        began = self._clock.monotonic()
-        waited = 0.0
+        spent = prompt.spent
         while True:
             prompt.stop.check()
-            with prompt.trace.span("lookup", "compute", keys=len(prompt.keys)):
-                looked_up = store.lookup(
-                    prompt.keys,
-                    prompt_tokens=len(prompt.tokens),
-                    exactness=prompt.request.exactness,
-                    announce=True,
-                    wait_seconds=min(WAIT_STEP_SECONDS, WAIT_SECONDS - waited),
-                )
-            waited += looked_up.waited_seconds
+            step = min(WAIT_STEP_SECONDS, max(WAIT_SECONDS - spent.waited, 0.0))
+            began, waited = self._clock.monotonic(), 0.0
+            try:
+                with prompt.trace.span("lookup", "compute", keys=len(prompt.keys)):
+                    looked_up = store.lookup(
+                        prompt.keys,
+                        prompt_tokens=len(prompt.tokens),
+                        exactness=prompt.request.exactness,
+                        announce=True,
+                        wait_seconds=step,
+                    )
+                waited = looked_up.waited_seconds
+            finally:
+                spent.waited += waited
+                spent.lookup += self._clock.monotonic() - began - waited
             still = looked_up.blocks_in_flight > 0 and looked_up.flight is None
-            if not still or looked_up.waited_seconds < WAIT_STEP_SECONDS or waited >= WAIT_SECONDS:
+            if not still or waited < step or spent.waited >= WAIT_SECONDS:
                 break
             store.release(looked_up)
         plan = looked_up.plan
@@ -203,13 +231,11 @@ class Restorer:
             exactness=plan.exactness,
             bytes_ssd=chosen.bytes_ssd,
             bytes_memory=chosen.bytes_memory,
-            lookup_seconds=self._clock.monotonic() - began - waited,
             expected_seconds=chosen.seconds,
             replay_layer_tokens=chosen.replay_layer_tokens,
             miss_reason=reason,
-            waited_seconds=waited,
         )
-        return looked_up, report
+        return looked_up, _with_spent(report, prompt)
 
     def _run(
         self,
@@ -234,11 +260,9 @@ class Restorer:
                 exact=plan.exactness is Exactness.EXACT,
             )
         seconds = self._clock.monotonic() - began
-        if isinstance(fetched, Fetched):
-            report = replace(report, fetch_seconds=fetched.seconds)
-            if not tokens:
-                sizes = (len(payload) for payload in (*fetched.blocks, *fetched.state))
-                store.rates.loaded(bytes_loaded=sum(sizes), seconds=seconds)
+        if isinstance(fetched, Fetched) and not tokens:
+            sizes = (len(payload) for payload in (*fetched.blocks, *fetched.state))
+            store.rates.loaded(bytes_loaded=sum(sizes), seconds=seconds)
         return Restored(sequence, replace(report, replay_seconds=seconds), plan.save_states)
 
     def _start(self, plan: Plan, state: TokenSequence[bytes]) -> Start | None:
@@ -264,11 +288,12 @@ class Restorer:
         if prompt.keys:
             with prompt.trace.span("fetch", "fetch", blocks=len(prompt.keys)):
                 fetched = self._blocks(store, prompt, exactness)
+        asked = self._clock.monotonic() - began - fetched.seconds
         try:
             with prompt.trace.span("restore", "compute", source="handoff"):
-                sequence = self._model.restore(
-                    position=position, start=StateStart(take.payload, position), blocks=fetched.blocks
-                )
+                size = state_layout(self._profile, position).total_bytes
+                start = StateStart(take.payload[:size], position, open_rows=take.payload[size:])
+                sequence = self._model.restore(position=position, start=start, blocks=fetched.blocks)
         except InvalidArgument as error:
             raise DamagedBytes(f"the handoff's state does not fit: {error}") from error
         report = PrefixReport(
@@ -279,7 +304,7 @@ class Restorer:
             bytes_ssd=sum(len(block) for block in fetched.blocks),
             bytes_memory=len(take.payload),
             fetch_seconds=fetched.seconds,
-            lookup_seconds=self._clock.monotonic() - began - fetched.seconds,
+            lookup_seconds=asked,
             handoff=True,
         )
         return Restored(sequence, report, note.save_states(), take=take)
@@ -304,7 +329,14 @@ class Restorer:
             store.release(looked_up)
 
 
-def _check_note(note: Note, take: HandoffTake, prompt: Prompt, *, first_token: int) -> None:
+def _with_spent(report: PrefixReport, prompt: Prompt) -> PrefixReport:
+    spent = prompt.spent
+    return replace(
+        report, lookup_seconds=spent.lookup, fetch_seconds=spent.fetch, waited_seconds=spent.waited
+    )
+
+
+def _check_note(note: Note, take: HandoffTake, prompt: Prompt, *, first_token: int, profile: Profile) -> None:
     """DamagedBytes when a handoff belongs to another prompt than the one that is asked for, or is approximate for one
     that must be exact."""
     tokens, sample = prompt.tokens, prompt.request.sample
@@ -317,7 +349,7 @@ def _check_note(note: Note, take: HandoffTake, prompt: Prompt, *, first_token: i
             value=f"{take.position}, {note.first_tokens}, {note.prompt}",
             allowed=f"{len(tokens)}, {first_token} for sample {sample}, {digest}",
         )
-    if take.lineage is not Lineage.EXACT and not prompt.allows_bounded:
+    if take.lineage is not Lineage.EXACT and not prompt.allows_bounded(profile):
         raise DamagedBytes(
             "the handoff is approximate", field="lineage", value=take.lineage, allowed=Lineage.EXACT.name
         )

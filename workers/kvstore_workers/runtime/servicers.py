@@ -17,7 +17,7 @@ from kvstore_workers.runtime.engine import Engine
 from kvstore_workers.runtime.lane import Lane
 from kvstore_workers.runtime.peer import TAKEN_METADATA
 from kvstore_workers.runtime.room import Room
-from kvstore_workers.runtime.stop import Stop
+from kvstore_workers.runtime.stop import Stop, Stopped
 from kvstore_workers.runtime.store import PrefixStore
 from kvstore_workers.runtime.values import Computed, Done, Event
 from kvstore_workers.runtime.wire import from_request, to_event
@@ -146,12 +146,22 @@ def stream(
             if not context.add_callback(events.cancel):
                 # The call ended before anyone could be told.
                 events.cancel()
-            context.send_initial_metadata(((TAKEN_METADATA, "1"),))
+                raise Stopped
+            try:
+                context.send_initial_metadata(((TAKEN_METADATA, "1"),))
+            except grpc.RpcError as error:
+                # gRPC says so, without a code, when the call has ended meanwhile.
+                raise Stopped from error
             for event in events:
                 # Here and not in the lane, where the next request computes while this one waits for the store.
                 last = event.done() if isinstance(event, Computed) else event
-                if isinstance(last, Done) and last.ticket and store is not None and not context.is_active():
-                    store.drop(last.ticket)
-                yield to_event(last, at_seconds=clock.monotonic() - began, model=called.model)
+                was_sent = False
+                try:
+                    yield to_event(last, at_seconds=clock.monotonic() - began, model=called.model)
+                    was_sent = True
+                finally:
+                    # gRPC asks for no more events of a call that has ended.
+                    if not was_sent and isinstance(last, Done) and last.ticket and store is not None:
+                        store.drop(last.ticket)
     except Exception as error:  # noqa: BLE001 -- becomes a status, and is logged where it is unexpected
         refuse(context, error, method=called.method)

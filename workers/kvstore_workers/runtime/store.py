@@ -90,6 +90,12 @@ class PrefixStore:
                 return
             opened = self._cache.open_namespace(self._identity, name=self._name, policy=self._policy)
             assert opened.digest == self.root, "the client refuses a service that digests differently"
+            if self._policy and opened.policy != self._policy:
+                log.warning(
+                    "the namespace has the policy %s, and keeps it: %s counts for a new one only",
+                    opened.policy,
+                    self._policy,
+                )
             self._is_open = True
 
     def lookup(

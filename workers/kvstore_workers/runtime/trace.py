@@ -9,18 +9,22 @@ from kvstore.clock import Clock
 from kvstore_workers.runtime.values import Span
 
 SPANS_MAX = 4096
-"""Of one request; what comes later is not kept, since the trace of a long answer is for people."""
+"""Of one request, for all its samples together; what comes later is not kept, since a trace is for people."""
 
 
 class Trace:
     """Collects spans while `enabled`; else it costs next to nothing. Several threads may add. `process` names whose spans
     they are: a span's line is `process: track`."""
 
-    def __init__(self, clock: Clock, *, enabled: bool, process: str = "worker") -> None:
+    def __init__(
+        self, clock: Clock, *, enabled: bool, process: str = "worker", limit: int = SPANS_MAX
+    ) -> None:
         self._clock = clock
+        self._limit = limit
         self._process = process
         self._enabled = enabled
         self._spans: list[Span] = []
+        self._count = 0
         # Spans of several processes meet on one line of wall time; within one process monotonic time keeps them in order.
         self._wall_less_monotonic = clock.wall() - clock.monotonic()
 
@@ -35,7 +39,8 @@ class Trace:
 
     def add(self, name: str, track: str, *, began: float, ended: float, **detail: object) -> None:
         """A span between two monotonic times."""
-        if self._enabled and len(self._spans) < SPANS_MAX:
+        if self._enabled and self._count < self._limit:
+            self._count += 1
             pairs = tuple((key, str(value)) for key, value in detail.items())
             line = f"{self._process}: {track}"
             self._spans.append(Span(name, line, began + self._wall_less_monotonic, ended - began, pairs))

@@ -229,14 +229,14 @@ class Writer:
                 self._changed.notify_all()
                 return
         if size > room:
-            run.cut(
-                LimitExceeded(
-                    "the writer's queue is full",
-                    field="size",
-                    value=size,
-                    allowed=f"{room} bytes now",
-                )
+            error = LimitExceeded(
+                "the writer's queue is full", field="size", value=size, allowed=f"{room} bytes now"
             )
+            # Without a block those after it are not held; states and rows only save work.
+            if entry.item.kind is ItemKind.BLOCK:
+                run.cut(error)
+            else:
+                run.note_failure(describe(error))
         run.settle(entry.item, Fate.FAILED)
 
     # ---- the thread --------------------------------------------------------------------------------------------
@@ -278,10 +278,7 @@ class Writer:
                     break
                 if attempt:
                     self._pause()
-                with run.trace.span(
-                    "store", "writer", items=len(left), bytes=sum(entry.item.length for entry in left)
-                ):
-                    self._try_batch(run, left)
+                self._try_batch(run, left)
             if left and not run.gave_up:
                 run.give_up(
                     LimitExceeded(
@@ -305,7 +302,12 @@ class Writer:
 
         ParentMissing when a block's parent is not held. On any error `left` holds what is not settled.
         """
-        with self._store.reserve([entry.item for entry in left]) as reservation:
+        size = sum(entry.item.length for entry in left)
+        # Ends before anything is settled: who waits for the last item takes the spans then.
+        with (
+            run.trace.span("store", "writer", items=len(left), bytes=size),
+            self._store.reserve([entry.item for entry in left]) as reservation,
+        ):
             outcomes = list(reservation.outcomes)
             granted = list(reservation.granted)
             lost: set[int] = set()
