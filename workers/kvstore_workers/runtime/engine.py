@@ -256,8 +256,9 @@ class Engine:
         began, waited = self._clock.monotonic(), feed.wait_seconds
         with prompt.trace.span("first tile", "compute", tokens=end - start):
             computed = passage.extend(list(prompt.tokens[start:end]), logits=logits and end == count)
-        # Nothing else tells what it costs to make numbers of the fetched bytes.
-        if self._store is not None:
+        # Nothing else tells what it costs to make numbers of the fetched bytes. A tile that is not filled has no price of its
+        # own to be compared with.
+        if self._store is not None and end % TILE == 0:
             tile = self._store.rates.compute_seconds(*self._work(start, end))
             spent = self._clock.monotonic() - began - (feed.wait_seconds - waited)
             if tile:
