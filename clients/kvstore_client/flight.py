@@ -42,6 +42,7 @@ class Flight:
                 "EndFlight",
                 pb.EndFlightRequest(flight_id=self.id),
                 timeout=self._link.deadlines.release,
+                is_hint=True,
             )
         except (Unavailable, UnknownSession, Draining):
             return False

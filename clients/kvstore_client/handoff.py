@@ -36,6 +36,7 @@ class HandoffTake:
                 "ConfirmHandoff",
                 pb.ConfirmHandoffRequest(take_id=self.take_id),
                 timeout=self._link.deadlines.release,
+                is_hint=True,
             )
         except (Unavailable, UnknownSession, UnknownTicket, Draining):
             return False

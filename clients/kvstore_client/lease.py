@@ -75,6 +75,7 @@ class Lease:
                 "Release",
                 pb.ReleaseRequest(lease_id=self.id),
                 timeout=self._link.deadlines.release,
+                is_hint=True,
             )
         except (Unavailable, UnknownSession, UnknownLease, Draining):
             return

@@ -149,9 +149,12 @@ class Link:
 
     # ---- calls ----------------------------------------------------------------------------------------------
 
-    def call(self, connection: Connection, name: str, request: Any, *, timeout: float) -> Any:
+    def call(
+        self, connection: Connection, name: str, request: Any, *, timeout: float, is_hint: bool = False
+    ) -> Any:
         """The call `name` with one answer; `request` is a message, or an iterator of messages. The answer, or an error of
-        kvstore.errors, within about `timeout` seconds."""
+        kvstore.errors, within about `timeout` seconds. `is_hint`: the service does without it in the end, and a late answer
+        to so short a deadline says nothing about whether it can be reached."""
         self._check_process()
         large = isinstance(request, Iterator) or request.ByteSize() > SMALL_BYTES_MAX
         method = connection.method(name, large=large)
@@ -163,9 +166,9 @@ class Link:
             else:
                 reply = method(request, timeout=timeout, metadata=connection.metadata)
         except grpc.RpcError as error:
-            raise self._failure(connection, translated(error, what=name)) from error
+            raise self._failure(connection, translated(error, what=name), counts=not is_hint) from error
         except Unavailable as error:
-            raise self._failure(connection, error) from error.__cause__
+            raise self._failure(connection, error, counts=not is_hint) from error.__cause__
         except ValueError as error:
             raise _closed_under(connection, error, name) from error
         self._note_success()
@@ -202,11 +205,11 @@ class Link:
 
     # ---- failures -------------------------------------------------------------------------------------------
 
-    def _failure(self, connection: Connection, failure: KvstoreError) -> KvstoreError:
+    def _failure(self, connection: Connection, failure: KvstoreError, *, counts: bool = True) -> KvstoreError:
         """`failure`, with what follows from it for this link."""
         if isinstance(failure, UnknownSession):
             self.drop(connection)
-        elif isinstance(failure, Unavailable) and not connection.closed:
+        elif isinstance(failure, Unavailable) and counts and not connection.closed:
             self._note_failure()
         return failure
 

@@ -94,6 +94,7 @@ class Reservation:
                 "Abort",
                 pb.AbortRequest(reservation_id=self.id),
                 timeout=self._link.deadlines.release,
+                is_hint=True,
             )
         except (Unavailable, UnknownSession, UnknownReservation, Draining):
             return False

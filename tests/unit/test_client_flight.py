@@ -144,3 +144,27 @@ def test_ending_a_flight_of_a_service_that_has_gone_or_hangs_does_nothing(folder
         assert len(double.calls) == calls, "never quoted to another session"
     with pytest.raises(Unavailable):
         client.lookup(NAMESPACE, [], prompt_tokens=4)
+
+
+def test_a_hint_that_is_answered_late_makes_no_other_call_fail(folder: Path) -> None:
+    let_go = threading.Event()
+
+    def slow(request: pb.EndFlightRequest, context: grpc.ServicerContext) -> pb.EndFlightReply:
+        assert let_go.wait(20.0)
+        return pb.EndFlightReply(was_open=True)
+
+    def answer(request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupReply:
+        reply = no_plan(request.prompt_tokens)
+        reply.flight_id = 9
+        return reply
+
+    deadlines = Deadlines(release=0.1, pause_first=5.0, pause_most=5.0)
+    with (
+        service_double(folder, answers={"Lookup": answer, "EndFlight": slow}),
+        CacheClient(folder, owner="t", deadlines=deadlines) as client,
+    ):
+        found = client.lookup(NAMESPACE, [], prompt_tokens=4, announce=True)
+        assert found.flight is not None
+        assert not found.flight.end()
+        assert client.lookup(NAMESPACE, [], prompt_tokens=4).flight is not None
+        let_go.set()
