@@ -258,3 +258,44 @@ def test_waiters_of_a_worker_that_is_killed_go_on_from_what_it_has_stored(
     assert computed < 2 * 12_000, computed
     assert all(answer.report.waited_seconds < 30.0 for answer in answers)
     assert _left_open(admin) == NOTHING
+
+
+# ---- what is reported --------------------------------------------------------------------------------------------------
+
+
+class BreakingFetch(CacheClient):
+    """Its first fetches bring a block and then fail."""
+
+    def __init__(self, directory: Path, *, failures: int) -> None:
+        super().__init__(directory, owner="breaking")
+        self._failures = failures
+
+    def fetch(self, lease: Lease, **kwargs: Any) -> Generator[Any, None, None]:
+        items = super().fetch(lease, **kwargs)
+        if self._failures:
+            self._failures -= 1
+            yield next(iter(items))
+            raise Unavailable("late")
+        yield from items
+
+
+def test_a_report_counts_the_time_of_tries_that_failed(service: ServiceProcess, salt: str) -> None:
+    history = tokens_of(8 * B + 1, seed=71)
+    with fresh_engine(service.directory, salt=salt) as engine:
+        decode(engine, request_of(history, 1))
+    client = BreakingFetch(service.directory, failures=2)
+    with engine_on(client, salt=salt) as engine:
+        answer = decode(engine, request_of(history, 1))
+    assert answer.same == cold(history, 1).same
+    assert answer.report.restored_tokens == 0
+    assert answer.report.miss_reason.startswith("UNAVAILABLE")
+    assert answer.report.lookup_seconds > 0.0
+    assert answer.report.fetch_seconds > 0.0
+
+
+def test_a_trace_has_a_span_for_every_item_that_was_stored(service: ServiceProcess, salt: str) -> None:
+    with fresh_engine(service.directory, salt=salt) as engine:
+        answer = decode(engine, request_of(tokens_of(20 * B, seed=72), 1, trace=True))
+    stored = answer.stored.blocks_stored + answer.stored.states_stored
+    spans = [dict(span.detail) for span in answer.spans if span.name == "store"]
+    assert sum(int(detail["items"]) for detail in spans) == stored > 20

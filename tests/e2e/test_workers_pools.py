@@ -245,6 +245,18 @@ def test_a_decode_worker_that_is_killed_is_replaced_by_one_that_takes_the_same_h
     assert cluster.all_given_back()
 
 
+def test_a_worker_that_hangs_is_passed_over(cluster: Cluster) -> None:
+    hung = cluster.prefill[0]
+    hung.signal(signal.SIGSTOP)
+    try:
+        for number in range(4):
+            prompt = tuple(tokens_of(90, seed=730 + number))
+            assert cluster.ask(prompt, 3).tokens() == _cold(prompt, 3)
+    finally:
+        hung.signal(signal.SIGCONT)
+    assert cluster.all_given_back()
+
+
 def test_a_caller_that_goes_before_every_sample_has_begun_leaves_no_handoff_behind(cluster: Cluster) -> None:
     prompt = tuple(tokens_of(400, seed=721))
     call = cluster.call(prompt, 3000, samples=16, sampling=pb.Sampling(temperature=1.0, seed=5))
