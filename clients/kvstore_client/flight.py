@@ -6,7 +6,6 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from kvstore.errors import Draining, Unavailable, UnknownSession
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.link import Connection, Link
 
@@ -34,19 +33,8 @@ class Flight:
             if self._ended:
                 return False
             self._ended = True
-        if not self._connection.usable():
-            return False
-        try:
-            reply = self._link.call(
-                self._connection,
-                "EndFlight",
-                pb.EndFlightRequest(flight_id=self.id),
-                timeout=self._link.deadlines.release,
-                is_hint=True,
-            )
-        except (Unavailable, UnknownSession, Draining):
-            return False
-        return bool(reply.was_open)
+        reply = self._link.hint(self._connection, "EndFlight", pb.EndFlightRequest(flight_id=self.id))
+        return reply is not None and bool(reply.was_open)
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from kvstore.errors import DamagedBytes, Draining, Unavailable, UnknownSession, UnknownTicket
+from kvstore.errors import DamagedBytes
 from kvstore.types import BytesLike, Lineage
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.checks import crc32
@@ -28,19 +28,9 @@ class HandoffTake:
 
     def confirm(self) -> bool:
         """The state is in use: the take is spent. Whether it was still out; False too after the service has gone."""
-        if not self._connection.usable():
-            return False
-        try:
-            reply = self._link.call(
-                self._connection,
-                "ConfirmHandoff",
-                pb.ConfirmHandoffRequest(take_id=self.take_id),
-                timeout=self._link.deadlines.release,
-                is_hint=True,
-            )
-        except (Unavailable, UnknownSession, UnknownTicket, Draining):
-            return False
-        return bool(reply.was_out)
+        request = pb.ConfirmHandoffRequest(take_id=self.take_id)
+        reply = self._link.hint(self._connection, "ConfirmHandoff", request)
+        return reply is not None and bool(reply.was_out)
 
 
 def handoff_frames(header: pb.HandoffHeader, payload: BytesLike) -> Iterator[pb.HandoffFrame]:

@@ -9,12 +9,9 @@ from types import TracebackType
 from typing import Self
 
 from kvstore.errors import (
-    Draining,
     InvalidArgument,
     LimitExceeded,
-    Unavailable,
     UnknownLease,
-    UnknownSession,
 )
 from kvstore.profile.layout import SLICES_MAX, layer_slices
 from kvstore.types import StateSource
@@ -67,18 +64,7 @@ class Lease:
             if self._released:
                 return
             self._released = True
-        if not self._connection.usable():
-            return
-        try:
-            self._link.call(
-                self._connection,
-                "Release",
-                pb.ReleaseRequest(lease_id=self.id),
-                timeout=self._link.deadlines.release,
-                is_hint=True,
-            )
-        except (Unavailable, UnknownSession, UnknownLease, Draining):
-            return
+        self._link.hint(self._connection, "Release", pb.ReleaseRequest(lease_id=self.id))
 
     def __enter__(self) -> Self:
         return self

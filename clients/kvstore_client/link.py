@@ -12,7 +12,16 @@ from urllib.parse import quote
 import grpc
 
 from kvstore.clock import Clock
-from kvstore.errors import InvalidArgument, KvstoreError, Unavailable, UnknownSession
+from kvstore.errors import (
+    Draining,
+    InvalidArgument,
+    KvstoreError,
+    Unavailable,
+    UnknownLease,
+    UnknownReservation,
+    UnknownSession,
+    UnknownTicket,
+)
 from kvstore.v1.cache_pb2_grpc import AdminStub, CacheStub
 from kvstore_client.breaker import Breaker
 from kvstore_client.failures import translated
@@ -149,12 +158,24 @@ class Link:
 
     # ---- calls ----------------------------------------------------------------------------------------------
 
-    def call(
-        self, connection: Connection, name: str, request: Any, *, timeout: float, is_hint: bool = False
-    ) -> Any:
+    def hint(self, connection: Connection, name: str, request: Any) -> Any | None:
+        """The answer to a call that only tells the service sooner what it would find out by itself. None where it does not
+        get there: the service is away, has ended the session, or knows no more of what the call is about. An answer that is
+        late for so short a deadline says nothing about whether the service can be reached."""
+        if not connection.usable():
+            return None
+        try:
+            return self._call(connection, name, request, timeout=self.deadlines.release, counts=False)
+        except (Unavailable, UnknownSession, UnknownLease, UnknownReservation, UnknownTicket, Draining):
+            return None
+
+    def call(self, connection: Connection, name: str, request: Any, *, timeout: float) -> Any:
         """The call `name` with one answer; `request` is a message, or an iterator of messages. The answer, or an error of
-        kvstore.errors, within about `timeout` seconds. `is_hint`: the service does without it in the end, and a late answer
-        to so short a deadline says nothing about whether it can be reached."""
+        kvstore.errors, within about `timeout` seconds."""
+        return self._call(connection, name, request, timeout=timeout, counts=True)
+
+    def _call(self, connection: Connection, name: str, request: Any, *, timeout: float, counts: bool) -> Any:
+        """`counts`: whether a failure says that the service cannot be reached."""
         self._check_process()
         large = isinstance(request, Iterator) or request.ByteSize() > SMALL_BYTES_MAX
         method = connection.method(name, large=large)
@@ -166,9 +187,9 @@ class Link:
             else:
                 reply = method(request, timeout=timeout, metadata=connection.metadata)
         except grpc.RpcError as error:
-            raise self._failure(connection, translated(error, what=name), counts=not is_hint) from error
+            raise self._failure(connection, translated(error, what=name), counts=counts) from error
         except Unavailable as error:
-            raise self._failure(connection, error, counts=not is_hint) from error.__cause__
+            raise self._failure(connection, error, counts=counts) from error.__cause__
         except ValueError as error:
             raise _closed_under(connection, error, name) from error
         self._note_success()

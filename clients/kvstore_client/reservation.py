@@ -7,12 +7,9 @@ from types import TracebackType
 from typing import Self
 
 from kvstore.errors import (
-    Draining,
     InvalidArgument,
     KvstoreError,
-    Unavailable,
     UnknownReservation,
-    UnknownSession,
 )
 from kvstore.types import BytesLike
 from kvstore.v1 import cache_pb2 as pb
@@ -86,19 +83,8 @@ class Reservation:
         if self._ended:
             return False
         self._ended = True
-        if not self._connection.usable():
-            return False
-        try:
-            reply = self._link.call(
-                self._connection,
-                "Abort",
-                pb.AbortRequest(reservation_id=self.id),
-                timeout=self._link.deadlines.release,
-                is_hint=True,
-            )
-        except (Unavailable, UnknownSession, UnknownReservation, Draining):
-            return False
-        return bool(reply.was_open)
+        reply = self._link.hint(self._connection, "Abort", pb.AbortRequest(reservation_id=self.id))
+        return reply is not None and bool(reply.was_open)
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.profile.base import Profile
-from kvstore.profile.layout import LayerSlice, rows_needed
+from kvstore.profile.layout import LayerSlice, rows_edge, rows_needed
 from kvstore.types import ItemKind, StateSource
 from kvstore_client.values import Plan
 
@@ -68,10 +68,7 @@ def state_places(plan: Plan, profile: Profile | None) -> tuple[Place, ...]:
     if plan.state_source is not StateSource.ROWS:
         return ()
     assert profile is not None, "rows are counted in the profile's blocks"
-    size = profile.block_tokens
-    # Rows with the overlap give the state at the edge itself; those without stop before the edge, inside its block.
-    overlap = plan.state_at > 0 and plan.state_at % size == 0
-    edge = plan.state_at if overlap else (plan.state_at // size + 1) * size
+    edge, overlap = rows_edge(profile, plan.state_at)
     needed = rows_needed(profile, edge, overlap=overlap)
     return tuple(
         Place(ItemKind.ROWS, number)
