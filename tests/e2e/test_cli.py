@@ -276,6 +276,8 @@ def test_a_plan_is_priced_with_the_rates_that_callers_report(service: ServicePro
         (("--namespace", "chat", "--tokens", "{tokens}", "--prompt-tokens", "9"), ("--prompt-tokens=9",)),
         (("--namespace", "chat", "--tokens", "{tokens}", "--what-if", "0"), ("--what-if=0",)),
         (("--namespace", "chat", "--tokens", "{tokens}", "--what-if", "much"), ("--what-if=much",)),
+        (("--namespace", "chat", "--tokens", "{tokens}", "--what-if", "9" * 12), ("1 to 4194304",)),
+        (("--namespace", "chat", "--tokens", "{tokens}", "--what-if", "9" * 5000), ("not a count",)),
     ],
 )
 def test_a_plan_of_what_is_no_prompt_is_refused(
