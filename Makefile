@@ -6,12 +6,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTO_TOOLS := $(VENV)/proto-tools
 JOBS ?= 2
 
-.PHONY: help demo test check lint types layers proto bench clean
+.PHONY: help demo test check lint types layers proto mutations chaos-tools bench clean
 
 help:
 	@echo "make demo    an agent session over real files, served from the prefix store"
 	@echo "make test    everything that must hold (needs no GPU, under 10 minutes on two cores)"
 	@echo "make check   format, lint, types, import layers: seconds"
+	@echo "make mutations  break the SSD engine on purpose, one promise at a time; fails unless a test notices each"
+	@echo "make chaos-tools  install what kvstore chaos needs from Debian, where it is missing (as root)"
 	@echo "make proto   generate kvstore/v1 again from proto/"
 	@echo "make clean   remove the environment and caches"
 
@@ -51,8 +53,24 @@ types: $(VENV)/.test
 layers: $(VENV)/.test
 	$(BIN)/lint-imports
 
+# Programs of `kvstore chaos` with the Debian packages that bring them; nbdkit's plugin for Python is a file.
+CHAOS_PACKAGES := nbdkit nbdkit-plugin-python libnbd-bin mount xfsprogs e2fsprogs btrfs-progs
+CHAOS_PROGRAMS := nbdkit nbdfuse mount losetup mkfs.xfs mkfs.ext4 mkfs.btrfs btrfs
+
+chaos-tools:
+	@missing=; for name in $(CHAOS_PROGRAMS); do \
+	    PATH="$$PATH:/usr/sbin:/sbin" command -v $$name >/dev/null || missing="$$missing $$name"; done; \
+	PATH="$$PATH:/usr/sbin" nbdkit --dump-plugin python >/dev/null 2>&1 || missing="$$missing nbdkit-python-plugin"; \
+	if [ -z "$$missing" ]; then echo "chaos-tools: all there"; exit 0; fi; \
+	command -v apt-get >/dev/null || { echo "chaos-tools: missing:$$missing; there is no apt-get here: install the equivalents of $(CHAOS_PACKAGES)" >&2; exit 1; }; \
+	[ "$$(id -u)" = 0 ] || { echo "chaos-tools: missing:$$missing; run as root: apt-get install $(CHAOS_PACKAGES)" >&2; exit 1; }; \
+	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(CHAOS_PACKAGES)
+
 proto: $(VENV)/.proto-tools
 	$(BIN)/python ops/dev.py proto
+
+mutations: $(VENV)/.test
+	$(BIN)/python ops/dev.py mutations $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -27,7 +27,7 @@ import grpc
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.pairs import spread
+from kvstore.bench.pairs import spread
 from kvstore.cli.output import table
 from kvstore.clock import SystemClock
 from kvstore.plan.figures import figures_of

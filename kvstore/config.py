@@ -150,6 +150,12 @@ class ServiceConfig:
     commit_wait: float = _option(
         0.002, parse_time, "how long a commit waits for others to share its sync", high=1
     )
+    wear: int = _option(
+        0,
+        parse_size,
+        "bytes that the drive may take in a day, from 4GiB; copies count, reads go on; 0: no limit",
+        high=MAX_BYTES,
+    )
     metrics: str = _option("", parse_text, "HOST:PORT for the Prometheus page; empty: none")
 
     @property

@@ -45,7 +45,11 @@ def main(argv: list[str]) -> int:
         if names:
             print(f"stale generated code: {', '.join(names)}; run `make proto`", file=sys.stderr)
         return 1 if names else 0
-    print("usage: python ops/dev.py proto|proto-check", file=sys.stderr)
+    if argv[:1] == ["mutations"]:
+        return subprocess.run(
+            [sys.executable, ROOT / "ops" / "mutations.py", *argv[1:]], check=False
+        ).returncode
+    print("usage: python ops/dev.py proto|proto-check|mutations", file=sys.stderr)
     return 2
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import GeometryMismatch, InvalidArgument, UnknownSession
@@ -258,8 +258,8 @@ class CacheClient:
         items, then slice 0 of every block in order, then slice 1 of every block, and so on. The slices are those of
         kvstore.profile.layout.layer_slices(profile, slices), which may be fewer.
 
-        Of a block that is missing all slices are. Where the service has no room to keep slices for later, they are cut
-        here, and the first comes when all blocks have come. Raises as `fetch`.
+        Of a block of which one slice is missing all later ones are. Where the service has no room for a sliced fetch, they
+        are cut here, and the first comes when all blocks have come. Raises as `fetch`.
         """
         return lease.fetch_slices(
             first_block=first_block, block_count=block_count, state=state, slices=slices, verify=verify
@@ -341,14 +341,21 @@ class CacheClient:
 
     def stats(self) -> dict[str, float]:
         """The service's figures by name."""
+        return dict(self._stats().values)
+
+    def buffered_because(self) -> str:
+        """Why the service's segments pass through the page cache; empty where they do not."""
+        return str(self._stats().buffered_because)
+
+    def _stats(self) -> pb.StatsReply:
         request = pb.StatsRequest()
 
-        def attempt(connection: Connection) -> dict[str, float]:
+        def attempt(connection: Connection) -> pb.StatsReply:
             reply = self._link.call(connection, "Stats", request, timeout=self._link.deadlines.admin)
             if reply.boot != connection.session.boot:
                 self._link.drop(connection)
                 raise UnknownSession("the service has started again", field="boot", value=reply.boot)
-            return dict(reply.values)
+            return cast(pb.StatsReply, reply)
 
         return self._link.repeatable(attempt)
 

@@ -117,7 +117,7 @@ class Lease:
             except LimitExceeded:
                 if begun:
                     raise
-        # The service has no room to keep slices for later. Cut here, they come when all has come.
+        # The service has no room for a sliced fetch. Cut here, slices come when all has come.
         whole = self.fetch(
             first_block=wanted.first_block,
             block_count=wanted.block_count,

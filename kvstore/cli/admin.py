@@ -54,6 +54,7 @@ def _command(
 def run_stats(args: argparse.Namespace) -> int:
     with connect(args) as client:
         values = client.stats()
+        because = client.buffered_because()
     wanted: Sequence[str] = args.names
     shown = {k: v for k, v in sorted(values.items()) if not wanted or any(w in k for w in wanted)}
     if wanted and not shown:
@@ -63,14 +64,11 @@ def run_stats(args: argparse.Namespace) -> int:
             value=" ".join(wanted),
             allowed="part of a name that `kvstore stats` shows",
         )
-    emit(
-        args,
-        shown,
-        table(
-            [(k, f"{v:,.6g}" if v != int(v) else f"{int(v):,}") for k, v in shown.items()],
-            head=("figure", "value"),
-        ),
-    )
+    rows = [(k, f"{v:,.6g}" if v != int(v) else f"{int(v):,}") for k, v in shown.items()]
+    text = table(rows, head=("figure", "value"))
+    if because and "direct_io" in shown:
+        text += f"\nsegments pass through the page cache: {because}"
+    emit(args, shown, text)
     return 0
 
 

@@ -16,8 +16,11 @@ _COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("kvstore_workers.demo.command", ("torch", "lmdb")),
     ("kvstore_workers.cli", ("torch",)),
     ("kvstore.cli.profiles", ()),
+    ("kvstore.cli.bench", ("lmdb", "numpy")),
     ("kvstore.cli.plan", ()),
+    ("kvstore.cli.chaos", ("lmdb", "xxhash")),
     ("kvstore.cli.admin", ()),
+    ("kvstore.cli.disk", ("lmdb", "numpy")),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from kvstore.core import leaving, lookup, recovery, writing
 from kvstore.core.audit import check_integrity, statistics
@@ -315,6 +315,10 @@ class Core:
         find them missing. With `place` only if the item still lies there. Unknown items: nothing."""
         info = self._live.namespaces.find(namespace)
         return [] if info is None else leaving.forget(self._live, info, item.key, item.kind, place)
+
+    def forget_places(self, places: Collection[Place]) -> list[Gone]:
+        """What lies at these places turned out damaged, as `forget`. Places where nothing lies any more: nothing."""
+        return leaving.forget_places(self._live, places)
 
     def forget_pooled(self, namespace: bytes, item: ItemId) -> bool:
         """The pooled state turned out damaged. Whether it was there."""

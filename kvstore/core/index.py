@@ -5,11 +5,16 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvstore.core.keytable import SHARDS, KeyTable, SlotNumbers
 from kvstore.errors import InvalidArgument
 from kvstore.store.base import Place
-from kvstore.types import BlockKey, Checks, Lineage
+from kvstore.types import KEY_BYTES, BlockKey, Checks, Lineage
 
 NO_SLOT = -1
 
@@ -25,6 +30,22 @@ ROWS_OVERLAP = 128
 
 _MANY = -2
 _U32 = 2**32 - 1
+
+
+class Filling(NamedTuple):
+    """Blocks to fill an index with, in columns. key: (n, 4) words; parent: which of them is each one's parent, or NO_SLOT; used: seconds."""
+
+    key: NDArray[np.uint64]
+    parent: NDArray[np.int64]
+    number: NDArray[np.int64]
+    space: NDArray[np.uint32]
+    segment: NDArray[np.uint64]
+    offset: NDArray[np.uint64]
+    used: NDArray[np.int64]
+    crc32: NDArray[np.uint32]
+    xxh3_64: NDArray[np.uint64]
+    bounded: NDArray[np.bool_]
+    has_xxh3: NDArray[np.bool_]
 
 
 class BlockIndex:
@@ -159,6 +180,45 @@ class BlockIndex:
             self._adopt(parent, slot)
         return slot
 
+    def fill(self, blocks: Filling) -> NDArray[np.int32]:
+        """Insert blocks, one at least, into an empty index at once; their slots, in the order given."""
+        assert not len(self), "an index is filled once, before anything else"
+        _check_places(blocks)
+        shards = np.array([hash(key) % SHARDS for key in _bytes_of(blocks.key)], np.uint16)
+        group = blocks.space * np.uint32(SHARDS) + shards
+        # Of sixteen bits each they are sorted in one pass.
+        order = np.argsort(group.astype(np.min_scalar_type(group.max())), kind="stable")
+        ordered = group[order]
+        begins = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+        # Made anew in this order, keys that are looked up together lie together.
+        keys = _bytes_of(blocks.key[order])
+        slots = np.empty(len(order), np.int64)
+        filled: list[tuple[slice, list[bytes]]] = []
+        edges = [0, *begins.tolist(), len(order)]
+        for begin, end in pairwise(edges):
+            space, shard = divmod(int(ordered[begin]), SHARDS)
+            table = self._tables.setdefault(space, KeyTable(self._numbers))
+            own = table.fill(shard, keys[begin:end])
+            slots[order[begin:end]] = np.arange(own.start, own.stop, own.step)
+            filled.append((own, keys[begin:end]))
+        rows = len(self._numbers.rows) * SHARDS
+        self._keys = [b""] * rows
+        for own, members in filled:
+            self._keys[own] = members
+        parent = np.where(blocks.parent == NO_SLOT, NO_SLOT, slots[blocks.parent])
+        marks = LIVE | blocks.bounded * np.uint8(BOUNDED) | blocks.has_xxh3 * np.uint8(HAS_XXH3)
+        self.parent = _column("i", rows, slots, parent)
+        self.number = _column("i", rows, slots, blocks.number)
+        self.space = _column("H", rows, slots, blocks.space)
+        self.segment = _column("I", rows, slots, blocks.segment)
+        self.offset = _column("I", rows, slots, blocks.offset)
+        self.used = _column("I", rows, slots, blocks.used)
+        self._crc32 = _column("I", rows, slots, blocks.crc32)
+        self._xxh3 = _column("Q", rows, slots, blocks.xxh3_64)
+        self.flags = bytearray(_column("B", rows, slots, marks))
+        self._adopt_all(slots, parent)
+        return slots.astype(np.int32)
+
     def rewrite(self, slot: int, place: Place, checks: Checks, lineage: Lineage) -> None:
         """Other bytes for the same block."""
         self.move(slot, place)
@@ -260,6 +320,19 @@ class BlockIndex:
             self._branches[parent] = {child, slot}
             self._child[parent] = _MANY
 
+    def _adopt_all(self, slots: NDArray[np.int64], parent: NDArray[np.int64]) -> None:
+        """Enter the children of all blocks."""
+        inner = parent != NO_SLOT
+        slots, parent = slots[inner], parent[inner]
+        counts = np.bincount(parent, minlength=len(self.flags))
+        child = np.full(len(self.flags), NO_SLOT, np.int32)
+        child[parent] = slots
+        child[counts > 1] = _MANY
+        self._child = array("i", child.tobytes())
+        many = counts[parent] > 1
+        for slot, above in zip(slots[many].tolist(), parent[many].tolist(), strict=True):
+            self._branches.setdefault(above, set()).add(slot)
+
     def _disown(self, parent: int, slot: int) -> None:
         if self._child[parent] != _MANY:
             assert self._child[parent] == slot, "a sole child is in its parent's column"
@@ -281,6 +354,24 @@ def check_place(place: Place) -> None:
             raise InvalidArgument(
                 "the index keeps 32-bit places", field=field, value=value, allowed=f"0 to {_U32}"
             )
+
+
+def _check_places(blocks: Filling) -> None:
+    for row in np.flatnonzero((blocks.segment > _U32) | (blocks.offset > _U32))[:1].tolist():
+        check_place(Place(int(blocks.segment[row]), int(blocks.offset[row]), 0))
+
+
+def _bytes_of(words: NDArray[np.uint64]) -> list[bytes]:
+    keys: list[bytes] = np.ascontiguousarray(words).view(f"V{KEY_BYTES}").ravel().tolist()
+    return keys
+
+
+def _column(code: str, rows: int, slots: NDArray[np.int64], values: NDArray[np.integer[Any]]) -> array[int]:
+    whole = np.zeros(rows, code)
+    whole[slots] = values
+    column = array(code)
+    column.frombytes(whole.view(np.uint8).data)
+    return column
 
 
 def _mark(checks: Checks, lineage: Lineage) -> int:

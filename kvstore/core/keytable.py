@@ -45,6 +45,13 @@ class SlotNumbers:
             self.rows.append(row)
         return row * SHARDS + shard
 
+    def take_many(self, shard: int, count: int) -> int:
+        """The first of `count` rows in a row that were never in use."""
+        first = self._next[shard]
+        self._next[shard] = first + count
+        self.rows.extend(range(len(self.rows), first + count))
+        return first
+
     def give_back(self, slot: int) -> None:
         row, shard = divmod(slot, SHARDS)
         self._free[shard].append(row)
@@ -81,6 +88,13 @@ class KeyTable:
         slot = self._numbers.take(shard)
         self._shards[shard][key] = self._numbers.rows[slot // SHARDS]
         return slot
+
+    def fill(self, shard: int, keys: list[bytes]) -> slice:
+        """Add keys of one shard that are not here yet; their slots, in the order given."""
+        first = self._numbers.take_many(shard, len(keys))
+        end = first + len(keys)
+        self._shards[shard].update(zip(keys, self._numbers.rows[first:end], strict=True))
+        return slice(first * SHARDS + shard, end * SHARDS, SHARDS)
 
     def remove(self, key: bytes, slot: int) -> None:
         del self._shards[slot % SHARDS][key]

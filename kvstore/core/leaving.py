@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from kvstore.core.base import Cleared, Dropped, Gone, Relocated
 from kvstore.core.index import NO_SLOT
@@ -75,6 +75,24 @@ def forget(live: Live, info: NamespaceInfo, key: bytes, kind: ItemKind, place: P
         return []
     live.totals["damaged_blocks_total"] += 1
     return _remove_tree(live, slot)
+
+
+def forget_places(live: Live, places: Collection[Place]) -> list[Gone]:
+    """See Core.forget_places."""
+    wanted = set(places)
+    doomed = [
+        handle
+        for segment_id in {place.segment_id for place in wanted}
+        for handle in live.segments.members(segment_id)
+        if _lies_at(live, handle) in wanted
+    ]
+    gone: list[Gone] = []
+    for handle in doomed:
+        # One loss may have taken others with it: a block's descendants and their states.
+        if _lies_at(live, handle) in wanted:
+            live.totals["damaged_states_total" if handle < 0 else "damaged_blocks_total"] += 1
+            gone += [live.remove_state(handle)] if handle < 0 else _remove_tree(live, handle)
+    return gone
 
 
 def relocate(live: Live, segment_id: int, moved: Mapping[Place, Place]) -> Relocated:

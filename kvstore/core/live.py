@@ -7,6 +7,9 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvstore.core.base import Gone, Limits
 from kvstore.core.holds import Holds
 from kvstore.core.index import (
@@ -17,6 +20,7 @@ from kvstore.core.index import (
     USE_NOTED,
     USE_QUEUED,
     BlockIndex,
+    Filling,
 )
 from kvstore.core.leases import Lease, LeaseTable
 from kvstore.core.namespaces import NamespaceInfo, NamespaceTable, StatesShare
@@ -123,15 +127,23 @@ class Live:
         used = self.second(now)
         slot = self.index.insert(info.number, key, parent, place, checks=checks, lineage=lineage, used=used)
         self.ranks.on_insert(slot, below=parent)
-        self.account_block(slot, place, lineage)
-        self.reservations.block_inserted(info.digest, key, slot)
-        return slot
-
-    def account_block(self, slot: int, place: Place, lineage: Lineage) -> None:
-        """A block that is in the index now; its rank is the caller's to give."""
         self.segments.add(place.segment_id, slot)
         self.block_bytes += place.length
         self.bounded_blocks += lineage is Lineage.BOUNDED
+        self.reservations.block_inserted(info.digest, key, slot)
+        return slot
+
+    def fill(self, blocks: Filling, oldest: NDArray[np.int64]) -> None:
+        """All blocks of a start at once, as rows of `blocks`, and in which order they go, the first to go first."""
+        if not len(blocks.key):
+            return
+        slots = self.index.fill(blocks)
+        self.segments.fill(blocks.segment, slots)
+        counts = np.bincount(blocks.space)
+        for number in np.flatnonzero(counts).tolist():
+            self.block_bytes += int(counts[number]) * self.namespaces.by_number(number).figures.block_bytes
+        self.bounded_blocks += int(np.count_nonzero(blocks.bounded))
+        self.ranks.start(slots[oldest])
 
     def replace_block(self, slot: int, place: Place, *, checks: Checks, lineage: Lineage) -> Place:
         """Other bytes for a block; returns the old place."""

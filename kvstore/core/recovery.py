@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
+import numpy as np
+
 from kvstore.core.base import LoadReport
-from kvstore.core.index import NO_SLOT
+from kvstore.core.forest import NONE, Candidates, Rows, settle, whole_chains
+from kvstore.core.index import NO_SLOT, Filling
 from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo, parse_description
 from kvstore.core.states import StateEntry, handle_of
 from kvstore.errors import KvstoreError
 from kvstore.store.base import Found, Place, RecordKind
+from kvstore.store.records import Columns, Records
 from kvstore.types import ItemKind, NamespaceDigest
+
+assert NONE == NO_SLOT
+
+_FARTHEST = 2**62
+"""A position beyond it is no block's."""
 
 
 def load(
@@ -21,26 +30,19 @@ def load(
 ) -> LoadReport:
     """See Core.load."""
     assert not len(live.index), "a core is loaded once, before anything else"
-    blocks: list[Found] = []
-    states: list[Found] = []
+    found = records if isinstance(records, Records) else Records.of(records)
     discard: list[Place] = []
     infos: dict[NamespaceDigest, NamespaceInfo] = {}
-    for found in records:
-        if found.kind is RecordKind.BLOCK:
-            blocks.append(found)
-        elif found.kind in (RecordKind.STATE, RecordKind.ROWS):
-            states.append(found)
-        elif found.kind is RecordKind.NAMESPACE:
-            info = _open(live, found, policies)
-            if info is None:
-                discard.append(found.place)
-            else:
-                infos[info.digest] = info
+    for each in found.of_kind(RecordKind.NAMESPACE):
+        info = _open(live, each, policies)
+        if info is None:
+            discard.append(each.place)
+        else:
+            infos[info.digest] = info
     latest = live.second(now_wall)
-    discard += _load_blocks(live, infos, blocks, latest)
+    discard += _load_blocks(live, infos, found, latest)
+    states = found.of_kind(RecordKind.STATE, RecordKind.ROWS)
     discard += _load_states(live, infos, states, latest)
-    _repair_uses(live)
-    _rank(live)
     return LoadReport(len(infos), len(live.index), len(live.states), discard)
 
 
@@ -60,46 +62,72 @@ def _open(live: Live, found: Found, policies: Mapping[NamespaceDigest, str]) -> 
 
 
 def _load_blocks(
-    live: Live, infos: Mapping[NamespaceDigest, NamespaceInfo], blocks: list[Found], latest: int
+    live: Live, infos: Mapping[NamespaceDigest, NamespaceInfo], found: Records, latest: int
 ) -> list[Place]:
-    """Insert every block whose chain is whole. Writers append parents first, but cleaning copies forward what it finds,
-    so that a parent may come after its child: those that wait are tried again by position, where parents come first."""
-    waiting = [found for found in blocks if not _load_block(live, infos, found, latest)]
-    waiting.sort(key=attrgetter("position"))
-    orphans = [found for found in waiting if not _load_block(live, infos, found, latest)]
-    return [found.place for found in orphans]
+    """Insert every block whose chain is whole; the places of the others."""
+    blocks = found.rows_of(RecordKind.BLOCK)
+    kept, filling, oldest = _chains(infos, found, blocks, latest)
+    live.fill(filling, oldest)
+    return [found.place(row) for row in np.setdiff1d(blocks, kept, assume_unique=True).tolist()]
 
 
-def _load_block(
-    live: Live, infos: Mapping[NamespaceDigest, NamespaceInfo], found: Found, latest: int
-) -> bool:
-    info = infos.get(found.namespace)
-    if info is None:
-        return False
-    index, figures, place = live.index, info.figures, found.place
-    parent, edge = NO_SLOT, 0
-    if bytes(found.parent) != info.digest:
-        parent = index.find(info.number, found.parent)
-        if parent == NO_SLOT:
-            return False
-        edge = (index.number[parent] + 1) * figures.block_tokens
-    if (
-        found.position != edge + figures.block_tokens
-        or place.length != figures.block_bytes
-        or index.find(info.number, found.key) != NO_SLOT
-    ):
-        return False
-    slot = index.insert(
-        info.number,
-        found.key,
-        parent,
-        place,
-        checks=found.checks,
-        lineage=found.lineage,
-        used=min(math.ceil(found.last_use), latest),
+def _chains(
+    infos: Mapping[NamespaceDigest, NamespaceInfo], found: Records, blocks: Rows, latest: int
+) -> tuple[Rows, Filling, Rows]:
+    """Those of the rows `blocks` whose chain is whole, what the index is filled with, and in which order they go. What
+    it takes to find out is let go of before the index is filled."""
+    at = found.columns
+    rows, candidates = _candidates(infos, found.namespaces, at, blocks)
+    whole = whole_chains(candidates)
+    kept = rows[whole.rows]
+    number = candidates.position[whole.rows] // candidates.step[whole.rows] - 1
+    space = candidates.space[whole.rows]
+    del candidates
+    used = np.minimum(np.ceil(at.last_use[kept]), latest).astype(np.int64)
+    place = at.segment[kept] << np.uint64(32) | at.offset[kept]
+    order = settle(whole.parent, number, used, place)
+    filling = Filling(
+        key=at.key[kept],
+        parent=whole.parent,
+        number=number,
+        space=space,
+        segment=at.segment[kept],
+        offset=at.offset[kept],
+        used=order.used,
+        crc32=at.crc32[kept],
+        xxh3_64=at.xxh3_64[kept],
+        bounded=at.bounded[kept],
+        has_xxh3=at.has_xxh3[kept],
     )
-    live.account_block(slot, place, found.lineage)
-    return True
+    return kept, filling, order.oldest
+
+
+def _candidates(
+    infos: Mapping[NamespaceDigest, NamespaceInfo],
+    namespaces: Sequence[NamespaceDigest],
+    at: Columns,
+    blocks: Rows,
+) -> tuple[Rows, Candidates]:
+    """Those of the rows `blocks` that fit their namespace, and what is to be known of them."""
+    known = np.array([digest in infos for digest in namespaces], dtype=bool)
+    number, step, length = (np.zeros(len(namespaces), np.int64) for _ in range(3))
+    for place, info in enumerate(map(infos.get, namespaces)):
+        if info is not None:
+            figures = info.figures
+            number[place], step[place], length[place] = info.number, figures.block_tokens, figures.block_bytes
+    space = at.space[blocks]
+    fits = known[space] & (at.length[blocks] == length[space]) & (at.position[blocks] <= _FARTHEST)
+    rows, space = blocks[fits], space[fits]
+    digests = np.frombuffer(b"".join(namespaces), "<u8").reshape(-1, 4)
+    parent = at.parent[rows]
+    return rows, Candidates(
+        space=number[space].astype(np.uint32),
+        key=at.key[rows],
+        parent=parent,
+        position=at.position[rows].astype(np.int64),
+        step=step[space],
+        root=(parent == digests[space]).all(axis=1),
+    )
 
 
 def _load_states(
@@ -123,51 +151,3 @@ def _load_states(
         used = min(math.ceil(found.last_use), latest)
         live.insert_state(slot, kind, StateEntry(found.place, found.checks, found.lineage, used))
     return discard
-
-
-def _repair_uses(live: Live) -> None:
-    """A parent was used whenever a child was: last uses are persisted by the segment and may say otherwise.
-
-    From each tail upwards, the latest first, so that a walk ends at the first block that needs nothing.
-    """
-    index, used, parent = live.index, live.index.used, live.index.parent
-    tails = [slot for slot in index.slots() if index.is_childless(slot)]
-    tails.sort(key=used.__getitem__, reverse=True)
-    seen = bytearray(len(used))
-    for tail in tails:
-        slot, latest = tail, used[tail]
-        while slot != NO_SLOT:
-            if used[slot] < latest:
-                used[slot] = latest
-            elif seen[slot]:
-                break
-            latest = used[slot]
-            seen[slot] = 1
-            slot = parent[slot]
-
-
-def _rank(live: Live) -> None:
-    """By last use; among equal ones, which are many since last uses are persisted by the hour, chain by chain as they
-    lie in the log, each from its tail to its root. Children rank before their parents, and evicting in this order
-    empties one segment after the other instead of thinning out all of them."""
-    index = live.index
-    used, parent = index.used, index.parent
-    turn = [0] * len(used)
-    seen = bytearray(len(used))
-    left = len(used)
-    tails = [slot for slot in index.slots() if index.is_childless(slot)]
-    segment, offset = index.segment, index.offset
-    tails.sort(key=lambda slot: (segment[slot], offset[slot]))
-    # The newest chain takes its ancestors with it to the end of the order; an older branch keeps only its own blocks.
-    for tail in reversed(tails):
-        path = []
-        slot = tail
-        while slot != NO_SLOT and not seen[slot]:
-            seen[slot] = 1
-            path.append(slot)
-            slot = parent[slot]
-        for slot in reversed(path):
-            left -= 1
-            turn[slot] = left
-    rank = [(second << 32) + number for second, number in zip(used, turn, strict=True)]
-    live.ranks.start(sorted(index.slots(), key=rank.__getitem__))

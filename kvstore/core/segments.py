@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from array import array
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class SegmentMap:
     """Per segment the handles of its items, four bytes each, and how many are still there.
@@ -25,6 +28,18 @@ class SegmentMap:
             self._living[segment_id] = 0
         members.append(handle)
         self._living[segment_id] += 1
+
+    def fill(self, segment_ids: NDArray[np.uint64], handles: NDArray[np.int32]) -> None:
+        """Add many, one at least, each to its segment."""
+        order = np.argsort(segment_ids, kind="stable")
+        ordered = segment_ids[order]
+        begins = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+        for segment_id, own in zip(
+            ordered[np.append(0, begins)].tolist(), np.split(handles[order], begins), strict=True
+        ):
+            members = self._members.setdefault(segment_id, array("i"))
+            members.frombytes(own.tobytes())
+            self._living[segment_id] = self._living.get(segment_id, 0) + len(own)
 
     def remove(self, segment_id: int) -> None:
         """One item has left the segment."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 # Slot 0 of the columns is the ring's own: its `newer` is the oldest handle, its `older` the newest.
 _RING = 0
@@ -34,20 +38,17 @@ class LruPolicy:
         self._link(slot, slot, below + 1)
         self._count += 1
 
-    def start(self, handles: Sequence[int]) -> None:
-        """The handles of a start, oldest first. Nothing is ranked yet."""
+    def start(self, handles: Sequence[int] | NDArray[np.integer[Any]]) -> None:
+        """The handles of a start, oldest first, each once. Nothing is ranked yet."""
         assert not self._count, "a start comes before anything else"
-        rows = max(handles, default=-1) + 2
-        newer, older = array("i", [_ABSENT]) * rows, array("i", [_ABSENT]) * rows
-        before = _RING
-        for handle in handles:
-            slot = handle + 1
-            newer[before] = slot
-            older[slot] = before
-            before = slot
-        newer[before] = _RING
-        older[_RING] = before
-        self._newer, self._older, self._count = newer, older, len(handles)
+        ring = np.full(len(handles) + 2, _RING, np.int32)
+        ring[1:-1] = np.asarray(handles, np.int32) + 1
+        newer = np.full(int(ring.max()) + 1, _ABSENT, np.int32)
+        older = newer.copy()
+        newer[ring[:-1]] = ring[1:]
+        older[ring[1:]] = ring[:-1]
+        self._newer, self._older = array("i", newer.tobytes()), array("i", older.tobytes())
+        self._count = len(handles)
 
     def on_touch(self, handles: Iterable[int], below: int = -1) -> None:
         newer = self._newer

@@ -24,6 +24,7 @@ from functools import cached_property, lru_cache
 
 from kvstore.errors import InvalidArgument
 from kvstore.profile.base import F32_BYTES, Layer, LayerKind, Profile
+from kvstore.types import ItemKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,20 @@ def layer_slices(profile: Profile, count: int) -> tuple[LayerSlice, ...]:
         before = slices.pop()
         slices.append(LayerSlice(before.first_layer, last.end_layer, before.offset, before.end))
     return tuple(slices)
+
+
+@lru_cache(maxsize=512)
+def slice_ends(profile: Profile, kind: ItemKind, length: int) -> tuple[int, ...]:
+    """Where a payload of `length` bytes may be cut by layers, so that its parts can be verified by themselves: the ends of
+    each layer's entries in a block, or of its window rows in a state or rows. Ascending; the payload's own end is left out."""
+    if kind is ItemKind.BLOCK:
+        sections = block_layout(profile).sections
+    elif kind is ItemKind.ROWS:
+        sections = rows_layout(profile, overlap=False).sections
+    else:
+        sections = tuple(s for s in state_layout(profile, 0).sections if s.part == "window")
+    ends = {section.layer: section.end for section in sections}
+    return tuple(sorted(end for end in ends.values() if 0 < end < length))
 
 
 def max_state_bytes(profile: Profile) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 
 from kvstore.core import NamespaceInfo
 from kvstore.errors import InvalidArgument
@@ -11,6 +12,7 @@ from kvstore.service import encode
 from kvstore.service.engine import Engine
 from kvstore.service.figures import VERSION, figures
 from kvstore.service.status import Context, answering
+from kvstore.service.verifying import Progress, Verifying
 from kvstore.types import Tier
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import cache_pb2_grpc
@@ -30,13 +32,19 @@ class AdminServicer(cache_pb2_grpc.AdminServicer):
     def __init__(self, engine: Engine, *, on_drain: Callable[[], Awaitable[None]]) -> None:
         self._engine = engine
         self._on_drain = on_drain
+        self._verifying = Verifying(engine)
 
     def check_ready(self) -> None:
         self._engine.check_ready()
 
     @answering
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsReply:
-        return pb.StatsReply(values=figures(self._engine), boot=self._engine.boot.hex(), version=VERSION)
+        return pb.StatsReply(
+            values=figures(self._engine),
+            boot=self._engine.boot.hex(),
+            version=VERSION,
+            buffered_because=self._engine.log.buffered_because,
+        )
 
     @answering
     async def Clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearReply:
@@ -50,6 +58,12 @@ class AdminServicer(cache_pb2_grpc.AdminServicer):
         seconds = encode.take_seconds(request.seconds, field="seconds", high=DRAIN_SECONDS_MAX)
         await self._on_drain()
         return pb.DrainReply(left_open=await self._engine.drain(seconds))
+
+    @answering
+    async def Verify(self, request: pb.VerifyRequest, context: Context) -> None:
+        async with aclosing(self._verifying.run(request.bytes_per_second)) as steps:
+            async for progress in steps:
+                await context.write(_put_progress(progress))
 
     @answering
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Context) -> pb.Namespace:
@@ -75,3 +89,16 @@ class AdminServicer(cache_pb2_grpc.AdminServicer):
 
     def _put(self, info: NamespaceInfo) -> pb.Namespace:
         return encode.put_namespace(info, self._engine.core)
+
+
+def _put_progress(progress: Progress) -> pb.VerifyReply:
+    return pb.VerifyReply(
+        records=progress.records,
+        bytes=progress.bytes,
+        bytes_total=progress.bytes_total,
+        damages=[
+            pb.Damage(segment=place.segment_id, offset=place.offset, length=place.length, key=key, what=what)
+            for place, key, what in progress.damages
+        ],
+        done=progress.done,
+    )

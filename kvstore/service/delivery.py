@@ -1,10 +1,28 @@
-"""Answers that grant something, and callers that have gone before the answer comes."""
+"""Answers on their way out: items as frames, and callers that have gone before the answer comes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 
+from kvstore.service.frames import Cutter
 from kvstore.service.status import Context
+from kvstore.types import BytesLike
+from kvstore.v1 import cache_pb2 as pb
+
+Part = tuple[pb.ItemHeader, BytesLike]
+"""One item of a fetch on its way out."""
+
+
+async def framed(batches: AsyncIterable[Sequence[Part]]) -> AsyncGenerator[pb.ItemFrame, None]:
+    """Frames of batches. Each holds copies, and ends with its batch at the latest: a batch's bytes are good only until the
+    next one is asked for."""
+    cutter = Cutter[pb.ItemHeader]()
+    async for parts in batches:
+        for header, payload in parts:
+            for headers, data in cutter.add(header, payload):
+                yield pb.ItemFrame(items=headers, data=data)
+        for headers, data in cutter.rest():
+            yield pb.ItemFrame(items=headers, data=data)
 
 
 async def send_head(context: Context, *, undo: Callable[[], object]) -> None:

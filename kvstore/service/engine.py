@@ -172,6 +172,7 @@ class Engine:
 
     def reserve(self, session: Session, namespace: bytes, items: Sequence[ReserveItem]) -> ReserveResult:
         self.check_open()
+        self.writer.check_wear(max((item.length for item in items if item.to_ssd), default=0))
         largest = self.log.largest_append_bytes()
         for index, item in enumerate(items):
             if item.to_ssd and item.length > largest:
@@ -187,10 +188,11 @@ class Engine:
             granted = self.core.granted(result.reservation_id, session.id)
             self.uploads.begin(
                 result.reservation_id,
-                session.id,
-                NamespaceDigest(namespace),
-                granted,
-                now + self.core.reservation_seconds,
+                session=session.id,
+                namespace=NamespaceDigest(namespace),
+                profile=self.core.namespace(namespace).profile,
+                granted=granted,
+                deadline=now + self.core.reservation_seconds,
             )
         return result
 

@@ -8,11 +8,11 @@ from contextlib import aclosing
 from kvstore.core import Lease
 from kvstore.errors import UnknownLease
 from kvstore.service import encode
+from kvstore.service.delivery import Part, framed
 from kvstore.service.engine import Engine, LeasedItems
-from kvstore.service.frames import Cutter
 from kvstore.service.reader import Read
 from kvstore.service.session import Session
-from kvstore.service.slicing import Part, cuts_of, room_for, sliced
+from kvstore.service.slicing import cuts_of, sliced
 from kvstore.service.status import Context
 from kvstore.service.waiting import until_end
 from kvstore.types import ItemKind
@@ -25,22 +25,12 @@ class FetchCalls:
 
     async def fetch(self, request: pb.FetchRequest, session: Session, context: Context) -> None:
         lease = self._engine.lease(request.lease_id, session.id)
-        parts = self._sliced(lease, request) if request.slices > 1 else self._whole(lease, request)
-        cutter = Cutter[pb.ItemHeader]()
-        part_now = 0
-        async with aclosing(parts):
-            async for header, payload in parts:
-                if header.slice != part_now:
-                    # A slice is not to wait for bytes of the next one.
-                    part_now = header.slice
-                    for headers, data in cutter.rest():
-                        await self._send(context, session, lease, headers, data)
-                for headers, data in cutter.add(header, payload):
-                    await self._send(context, session, lease, headers, data)
-            for headers, data in cutter.rest():
-                await self._send(context, session, lease, headers, data)
+        batches = self._sliced(lease, request) if request.slices > 1 else self._whole(lease, request)
+        async with aclosing(batches), aclosing(framed(batches)) as frames:
+            async for frame in frames:
+                await self._send(context, session, lease, frame)
 
-    async def _whole(self, lease: Lease, request: pb.FetchRequest) -> AsyncGenerator[Part, None]:
+    async def _whole(self, lease: Lease, request: pb.FetchRequest) -> AsyncGenerator[list[Part], None]:
         leased = LeasedItems(
             self._engine,
             lease,
@@ -48,48 +38,39 @@ class FetchCalls:
             block_count=request.block_count,
             state=request.state,
         )
-        async with aclosing(self._parts(leased)) as parts:
-            async for part in parts:
-                yield part
+        async with aclosing(self._batches(leased)) as batches:
+            async for parts in batches:
+                yield parts
 
-    async def _sliced(self, lease: Lease, request: pb.FetchRequest) -> AsyncGenerator[Part, None]:
+    async def _sliced(self, lease: Lease, request: pb.FetchRequest) -> AsyncGenerator[list[Part], None]:
         engine = self._engine
         profile = engine.core.namespace(lease.namespace).profile
         cuts = cuts_of(profile, slices=request.slices, block_count=request.block_count)
-        blocks = LeasedItems(
-            engine,
-            lease,
-            first_block=request.first_block,
-            block_count=request.block_count,
-            state=False,
-        )
+        first = request.first_block
+        blocks = LeasedItems(engine, lease, first_block=first, block_count=request.block_count, state=False)
         state = LeasedItems(engine, lease, first_block=0, block_count=0, state=request.state)
-        with room_for(engine.staging, request.block_count * profile.block_bytes):
-            async with aclosing(self._parts(state)) as parts:
-                async for part in parts:
-                    yield part
-            async with (
-                aclosing(engine.reader.read(blocks.items(), blocks)) as reads,
-                aclosing(sliced(reads, cuts, first_block=request.first_block)) as parts,
-            ):
-                async for part in parts:
-                    yield part
+        async with (
+            aclosing(self._batches(state)) as whole,
+            aclosing(sliced(engine.reader, blocks.items(), blocks, cuts, first_block=first)) as slices,
+        ):
+            for batches in (whole, slices):
+                async for parts in batches:
+                    yield parts
 
-    async def _parts(self, leased: LeasedItems) -> AsyncGenerator[Part, None]:
+    async def _batches(self, leased: LeasedItems) -> AsyncGenerator[list[Part], None]:
         number = 0
-        async with aclosing(self._engine.reader.read(leased.items(), leased)) as reads:
-            async for read in reads:
-                yield _header(leased.place_of(number), read), b"" if read.payload is None else read.payload
-                number += 1
+        async with aclosing(self._engine.reader.read(leased.items(), leased)) as batches:
+            async for reads in batches:
+                places = [leased.place_of(number + offset) for offset in range(len(reads))]
+                number += len(reads)
+                yield [_part(place, read) for place, read in zip(places, reads, strict=True)]
 
-    async def _send(
-        self, context: Context, session: Session, lease: Lease, headers: list[pb.ItemHeader], data: bytes
-    ) -> None:
+    async def _send(self, context: Context, session: Session, lease: Lease, frame: pb.ItemFrame) -> None:
         """One frame under a lease that holds: a reader slower than its lease gets an error, and never other bytes."""
         engine = self._engine
         held = engine.lease(lease.lease_id, session.id)
         await until_end(
-            context.write(pb.ItemFrame(items=headers, data=data)),
+            context.write(frame),
             session=session,
             seconds=held.deadline - engine.time.monotonic(),
             late=lambda: UnknownLease(
@@ -101,12 +82,12 @@ class FetchCalls:
         )
 
 
-def _header(place: tuple[ItemKind, int], read: Read) -> pb.ItemHeader:
+def _part(place: tuple[ItemKind, int], read: Read) -> Part:
     kind, index = place
     if read.item is None or read.payload is None:
-        return pb.ItemHeader(kind=encode.put_kind(kind), index=index, missing=True)
+        return pb.ItemHeader(kind=encode.put_kind(kind), index=index, missing=True), b""
     checks = read.item.checks
-    return pb.ItemHeader(
+    header = pb.ItemHeader(
         kind=encode.put_kind(kind),
         index=index,
         length=memoryview(read.payload).nbytes,
@@ -115,3 +96,4 @@ def _header(place: tuple[ItemKind, int], read: Read) -> pb.ItemHeader:
         has_xxh3=checks.has_xxh3,
         lineage=encode.put_lineage(read.item.lineage),
     )
+    return header, read.payload

@@ -91,6 +91,7 @@ def figures(engine: Engine) -> dict[str, float]:
         "disk_dead_bytes": space.dead,
         "disk_padded_bytes": space.padded,
         "disk_reserved_bytes": space.reserved,
+        "disk_spare_bytes": space.spare,
         "segments": space.segments,
     }
     if core.retention_attained is not None:
@@ -110,6 +111,23 @@ def figures(engine: Engine) -> dict[str, float]:
     ):
         values[name] = counts[name]
     values.update(core.totals)
-    for name, value in engine.log.counters().items():
+    counters = engine.log.counters()
+    for name, value in counters.items():
         values[f"log_{name}_total"] = value
+    if counters["appended_bytes"]:
+        values["device_bytes_per_payload_byte"] = counters["written_bytes"] / counters["appended_bytes"]
+    values.update(_wear(engine))
+    values["direct_io"] = not engine.log.buffered_because
     return {name: float(value) for name, value in values.items()}
+
+
+def _wear(engine: Engine) -> dict[str, float]:
+    """What was copied though something could have gone instead; and the drive's budget, where it has one."""
+    writer = engine.writer
+    values: dict[str, float] = {"copied_for_hits_bytes_total": writer.room.copied_for_hits_total}
+    if writer.wear.limited:
+        writer.note_wear()
+        values["wear_budget_bytes_per_day"] = writer.wear.bytes_per_day
+        values["wear_left_bytes"] = max(0, writer.wear.left_bytes)
+        values["wear_refused_total"] = writer.wear_refused_total
+    return values

@@ -10,6 +10,7 @@ import xxhash
 from isal import isal_zlib
 
 from kvstore.errors import DamagedBytes, InvalidArgument, LimitExceeded
+from kvstore.store.buffers import Slot
 from kvstore.types import BytesLike, Checks
 
 FRAME_BYTES = 1 << 20
@@ -55,13 +56,16 @@ class Cutter(Generic[H]):
 
 
 class Incoming:
-    """The bytes of one item on their way in: exactly `length` of them, checked against its checksums at the end."""
+    """The bytes of one item on their way in: exactly `length` of them, checked against its checksums at the end. They
+    are put together in `slot`, if there is one."""
 
-    def __init__(self, name: str, length: int, checks: Checks) -> None:
+    def __init__(self, name: str, length: int, checks: Checks, slot: Slot | None = None) -> None:
         self.name = name
         self.length = length
         self.checks = checks
-        self._buffer = bytearray(length)
+        self.slot = slot
+        self._buffer = bytearray(length) if slot is None else slot.payload
+        assert len(self._buffer) == length
         self._filled = 0
         self._crc32 = 0
         self._xxh3 = xxhash.xxh3_64() if checks.has_xxh3 else None
@@ -96,7 +100,7 @@ class Incoming:
                     allowed=f"{announced:#x} as announced",
                 )
 
-    def payload(self) -> bytearray:
+    def payload(self) -> BytesLike:
         """The item, checked."""
         self.check()
         return self._buffer

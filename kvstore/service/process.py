@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import resource
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,6 +123,24 @@ def allow_descriptors(needed: int) -> None:
         log.warning(
             "open files are limited to %d, and %d may be needed: allow more, or fewer sessions", soft, needed
         )
+
+
+def give_back_freed_memory() -> None:
+    """Let the system have what was freed: the C library keeps it for later, and a start frees as much as it keeps."""
+    with suppress(OSError, AttributeError):  # not every C library can
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextmanager
+def collector_resting() -> Iterator[None]:
+    """Make a great many objects that all stay: the collector of cycles would walk them again and again meanwhile, and is
+    not to walk them afterwards."""
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def forbid_dumps() -> None:

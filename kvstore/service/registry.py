@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from kvstore.core import Cleared, Core, Dropped, NamespaceInfo, describe
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.service.writer import Writer
-from kvstore.store.base import Found, Place, Record, RecordKind, RecordLog
+from kvstore.store.base import Place, Record, RecordKind, RecordLog
+from kvstore.store.records import Records
 from kvstore.types import KEY_BYTES, BlockKey, Checks, Lineage, NamespaceDigest, Tier
 
 _NO_KEY = BlockKey(bytes(KEY_BYTES))
@@ -27,13 +28,13 @@ class Registry:
         self._places: dict[NamespaceDigest, Place] = {}
         self._recording: dict[NamespaceDigest, asyncio.Task[None]] = {}
 
-    def load(self, found: Iterable[Found]) -> None:
+    def load(self, found: Records) -> None:
         """Where the records of the namespaces lie that the core has loaded."""
         known = {info.digest for info in self._core.namespaces()}
         self._places = {
             each.namespace: each.place
-            for each in found
-            if each.kind is RecordKind.NAMESPACE and each.namespace in known
+            for each in found.of_kind(RecordKind.NAMESPACE)
+            if each.namespace in known
         }
 
     def moved(self, moves: dict[Place, Place]) -> None:

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from kvstore.errors import DeviceError, NoSpace
-from kvstore.store.base import Place, RecordLog, Space
+from kvstore.store.base import Cheapest, Place, RecordLog, Space
+from kvstore.store.wear import CopyAllowance, WearBudget
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-CLEAN_BELOW_LIVE_SHARE = 0.5
-"""While something may still be evicted, a segment is copied forward only when at most this share of it lives. Copying
-what retention owes is cheaper than evicting it, until most of what is read is only written again."""
+CLEAN_BELOW_LIVE_SHARE = 0.35
+"""While something may still be evicted, a segment is copied forward only when at most this share of it lives, and the
+allowance for copies lasts. What is owed to retention is not counted: nothing may be evicted then."""
 
 CLEAN_AT_ALL_BELOW_LIVE_SHARE = 0.95
 EVICTION_STEPS_PER_SEGMENT = 4
@@ -47,30 +48,49 @@ class SpaceDecisions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the log says after it has given back what it could. `cheapest`: (segment id, live bytes)."""
+    """What the log says after it has given back what it could."""
 
     room_bytes: int
     over_bytes: int
-    cheapest: tuple[int, int] | None
+    cheapest: Cheapest | None
     space: Space
+
+    @property
+    def held_bytes(self) -> int:
+        """In segments. A spare is not held: it lets writing go on and asks the file system for nothing."""
+        return self.space.allocated - self.space.spare
 
 
 class RoomMaker:
     """Owns what is to be discarded, and the order in which space is won back. All but `discard` is the writer task's."""
 
     def __init__(
-        self, store: RecordLog, decisions: SpaceDecisions, *, segment_bytes: int, in_thread: InThread
+        self,
+        store: RecordLog,
+        decisions: SpaceDecisions,
+        *,
+        segment_bytes: int,
+        in_thread: InThread,
+        wear: WearBudget,
     ) -> None:
         self._log = store
         self._decisions = decisions
         self._segment_bytes = segment_bytes
         self._in_thread = in_thread
+        self._wear = wear
+        self._allowance = CopyAllowance(segment_bytes)
         self._discards: list[Place] = []
         self._unreadable: set[int] = set()
         self._still = asyncio.Event()
         self._still.set()
         self._clean_above_dead_bytes = 0
         self.space = store.space()
+        self.copied_for_hits_total = 0
+        """Payload bytes that were copied forward though something could have been evicted instead."""
+
+    def appended(self, payload_bytes: int) -> None:
+        """So much was written for callers: a share of it may be copied."""
+        self._allowance.appended(payload_bytes)
 
     def discard(self, places: Iterable[Place]) -> None:
         """These are not needed any more. The log is told before its next append, or within a second."""
@@ -111,13 +131,15 @@ class RoomMaker:
         """For a file system that is fuller than the budget: let go of files until a new segment fits where they were.
         False when nothing may go."""
         survey = await self.survey()
-        before = survey.space.allocated
+        if survey.space.spare:
+            return True
+        before = survey.held_bytes
         # A sealed segment is a little smaller than a new one, so that one is not always enough.
-        while before - survey.space.allocated < self._segment_bytes:
+        while before - survey.held_bytes < self._segment_bytes and not survey.space.spare:
             if not await self._win_back(survey, self._segment_bytes):
                 break
             survey = await self.survey()
-        return survey.space.allocated < before
+        return survey.held_bytes < before
 
     async def shrink_to_budget(self) -> None:
         """Evict until the log is within its budget, as at the first start with a smaller one. NoSpace as `make`."""
@@ -132,21 +154,35 @@ class RoomMaker:
 
     async def _win_back(self, survey: Survey, missing_bytes: int) -> bool:
         """One step towards more room; whether there was one to take."""
-        live_share, cheapest = 1.0, 0
-        if survey.cheapest is not None and survey.cheapest[0] not in self._unreadable:
-            cheapest, live_share = survey.cheapest[0], survey.cheapest[1] / self._segment_bytes
-        if survey.space.dead <= self._clean_above_dead_bytes:
-            live_share = 1.0
+        cheapest = self._worth_cleaning(survey)
         # One that was cleaned, or could not be, is not named again before the next survey: it may be gone.
-        is_tried = live_share <= CLEAN_BELOW_LIVE_SHARE
-        if is_tried and await self._clean(cheapest):
+        is_tried = cheapest is not None and self._is_allowed(cheapest)
+        if is_tried and cheapest is not None and await self._clean(cheapest, for_hits=True):
             return True
         step = max(missing_bytes, self._segment_bytes // EVICTION_STEPS_PER_SEGMENT)
         evicted = self._decisions.evict(min(step, EVICTION_STEP_BYTES_MAX))
         if evicted:
             self.discard(evicted)
             return True
-        return not is_tried and live_share <= CLEAN_AT_ALL_BELOW_LIVE_SHARE and await self._clean(cheapest)
+        return cheapest is not None and not is_tried and await self._clean(cheapest, for_hits=False)
+
+    def _worth_cleaning(self, survey: Survey) -> Cheapest | None:
+        cheapest = survey.cheapest
+        if cheapest is None or cheapest.segment_id in self._unreadable:
+            return None
+        is_worth = (
+            cheapest.live_share <= CLEAN_AT_ALL_BELOW_LIVE_SHARE
+            and survey.space.dead > self._clean_above_dead_bytes
+        )
+        return cheapest if is_worth else None
+
+    def _is_allowed(self, cheapest: Cheapest) -> bool:
+        """Whether it may be copied while something else could be evicted."""
+        return (
+            cheapest.live_share <= CLEAN_BELOW_LIVE_SHARE
+            and cheapest.live <= self._allowance.bytes
+            and self._wear.spares(cheapest.live)
+        )
 
     async def settled(self) -> None:
         """Return when no records are between two places: the log lets the old copies go a moment before the core
@@ -154,15 +190,15 @@ class RoomMaker:
         while not self._still.is_set():
             await self._still.wait()
 
-    async def _clean(self, segment_id: int) -> bool:
+    async def _clean(self, segment: Cheapest, *, for_hits: bool) -> bool:
         """Copy a segment's live records forward. False when that won nothing, or could not be done."""
         self._still.clear()
         try:
-            return await self._move(segment_id)
+            return await self._move(segment.segment_id, for_hits=for_hits)
         finally:
             self._still.set()
 
-    async def _move(self, segment_id: int) -> bool:
+    async def _move(self, segment_id: int, *, for_hits: bool) -> bool:
         dead_before = self._log.space().dead
         try:
             moves = await self._in_thread(lambda: self._log.clean(segment_id))
@@ -173,6 +209,10 @@ class RoomMaker:
             self._unreadable.add(segment_id)
             log.warning("segment %d cannot be cleaned: %s", segment_id, error)
             return False
+        if for_hits:
+            copied = sum(place.length for place in moves.values())
+            self._allowance.copied(copied)
+            self.copied_for_hits_total += copied
         # What was discarded while the copies were made names the old places.
         self._discards = [moves.get(place, place) for place in self._discards]
         self.discard(self._decisions.moved(segment_id, moves))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +36,9 @@ from kvstore.service.process import (
     allow_descriptors,
     check_space,
     close_directory_to_others,
+    collector_resting,
     forbid_dumps,
+    give_back_freed_memory,
     make_directory,
     remove_stale_sockets,
 )
@@ -45,7 +48,9 @@ from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.upkeep import Upkeep
 from kvstore.service.writer import Writer
 from kvstore.store import RecordLog, Recovery, open_log
+from kvstore.store.records import Records
 from kvstore.store.space import segment_bytes_for
+from kvstore.store.wear import check_bytes_per_day
 from kvstore.types import BootId
 from kvstore.v1 import cache_pb2, cache_pb2_grpc
 
@@ -71,6 +76,9 @@ DESCRIPTORS_PER_SESSION = 2
 """The session's own connection and its calls'."""
 DESCRIPTORS_BESIDE = 1024
 """Segments, the catalogue, connections without a session, what the libraries need."""
+
+START_LOG_SECONDS = 3.0
+"""A start that takes longer says every so often how far it is."""
 
 LAST_USE_STEP_SECONDS = 3600.0
 """Last uses are persisted rounded up to this."""
@@ -113,6 +121,7 @@ async def run_service(
     places = Places(Path(config.dir).absolute())
     places.check()
     WindowPolicy.check(config.policy)
+    check_bytes_per_day(config.wear)
     if config.metrics:
         split_address(config.metrics)
     segment_bytes = segment_bytes_for(config.disk, config.segment or None)
@@ -129,9 +138,16 @@ async def run_service(
         # The directory's lock is ours from here on: what another service left behind is stale.
         close_directory_to_others(places.directory)
         remove_stale_sockets(places)
+        if store.buffered_because:
+            log.warning(
+                "segments pass through the page cache: %s; what is promised holds, and speed is the cache's",
+                store.buffered_because,
+            )
         service = _Service(
             config, places, store=store, recovery=recovery, time=time, segment_bytes=segment_bytes
         )
+        # The service lets go of it once it is loaded.
+        del recovery
         await service.run(writer_thread, reader_threads, stop=stop, ready=ready)
 
 
@@ -140,7 +156,27 @@ def _open(
 ) -> tuple[RecordLog, Recovery]:
     make_directory(places.directory)
     check_space(places.directory, need_bytes=2 * segment_bytes, budget_bytes=config.disk)
-    return open_log(places.directory, budget_bytes=config.disk, segment_bytes=segment_bytes, clock=clock)
+    return open_log(
+        places.directory,
+        budget_bytes=config.disk,
+        segment_bytes=segment_bytes,
+        clock=clock,
+        progress=_StartLog(clock),
+    )
+
+
+class _StartLog:
+    """Tells the log how far a start is, when it takes long."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._told = clock.monotonic()
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        now = self._clock.monotonic()
+        if now >= self._told + START_LOG_SECONDS:
+            self._told = now
+            log.info("starting: reading %s, %s of %s", phase, f"{done:,}", f"{total:,}")
 
 
 def _stop_event() -> asyncio.Event:
@@ -228,8 +264,7 @@ class _Service:
 
     def _engine(self, writer_thread: ThreadPoolExecutor, reader_threads: ThreadPoolExecutor) -> Engine:
         config = self._config
-        newest = max((found.last_use for found in self._recovery.records), default=0.0)
-        self._time.start_no_earlier(newest - LAST_USE_STEP_SECONDS)
+        self._time.start_no_earlier(self._recovery.records.newest_use() - LAST_USE_STEP_SECONDS)
         core = Core(
             pool=StatePool(config.pool_bytes, config.pool_ttl),
             retention_seconds=config.retention,
@@ -264,6 +299,8 @@ class _Service:
             segment_bytes=self._segment_bytes,
             gather_bytes=config.commit_bytes,
             gather_seconds=config.commit_wait,
+            wear_bytes_per_day=config.wear,
+            clock=self._time,
         )
         engine.attach(writer, Registry(core, self._store, writer))
         return engine
@@ -271,16 +308,17 @@ class _Service:
     async def _load(self, engine: Engine, thread: ThreadPoolExecutor) -> LoadReport:
         """The index, from what recovery found. In a thread: nobody else has the core yet, and health is to answer."""
         recovery = self._recovery
-        report = await asyncio.get_running_loop().run_in_executor(
-            thread, lambda: engine.core.load(recovery.records, recovery.policies, now_wall=engine.time.wall())
-        )
+        with collector_resting():
+            report = await asyncio.get_running_loop().run_in_executor(
+                thread,
+                lambda: engine.core.load(recovery.records, recovery.policies, now_wall=engine.time.wall()),
+            )
         engine.registry.load(recovery.records)
         self._warn_of_policies(engine)
         engine.writer.room.discard(report.discard)
-        # A million records are not kept for the sake of what follows.
-        self._recovery = Recovery(
-            (), {}, recovery.fresh, recovery.rebuilt, recovery.torn_bytes, recovery.damaged_records
-        )
+        # A million records are not kept for the sake of what follows; nor is the memory that handling them took.
+        self._recovery = recovery = replace(recovery, records=Records.of(()), policies={})
+        await asyncio.get_running_loop().run_in_executor(thread, give_back_freed_memory)
         return report
 
     def _warn_of_policies(self, engine: Engine) -> None:

@@ -1,24 +1,22 @@
-"""Blocks cut by layers: slice 0 of each goes out while the blocks are read, the rest from memory afterwards."""
+"""Blocks cut by layers: slice 0 of every block is read and goes out, then slice 1 of every block, and so on."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 
 import xxhash
 from isal import isal_zlib
 
+from kvstore.core.base import FetchItem
 from kvstore.errors import InvalidArgument
 from kvstore.profile.base import Profile
 from kvstore.profile.layout import SLICES_MAX, LayerSlice, layer_slices
 from kvstore.service import encode
-from kvstore.service.reader import Read
-from kvstore.service.staging import Staging
+from kvstore.service.delivery import Part
+from kvstore.service.reader import Reader, Sources
 from kvstore.types import BytesLike
 from kvstore.v1 import cache_pb2 as pb
-
-Part = tuple[pb.ItemHeader, BytesLike]
-"""One item of a fetch on its way out."""
 
 
 def cuts_of(profile: Profile, *, slices: int, block_count: int) -> Sequence[LayerSlice]:
@@ -35,42 +33,55 @@ def cuts_of(profile: Profile, *, slices: int, block_count: int) -> Sequence[Laye
     return layer_slices(profile, slices)
 
 
-@contextmanager
-def room_for(staging: Staging, length: int) -> Iterator[None]:
-    """Memory for blocks whose later slices wait. LimitExceeded at once where there is none: whole blocks need none."""
-    staging.take_for_readers(length)
-    try:
-        yield
-    finally:
-        staging.give_back(length)
-
-
 async def sliced(
-    reads: AsyncIterator[Read], cuts: Sequence[LayerSlice], *, first_block: int
-) -> AsyncGenerator[Part, None]:
-    """Slice 0 of every block as it is read, then slice 1 of every block, and so on."""
-    kept: list[Read] = []
-    async for read in reads:
-        yield _part(first_block + len(kept), read, 0, cuts[0])
-        kept.append(read)
-    for number, cut in enumerate(cuts[1:], 1):
-        for offset, read in enumerate(kept):
-            yield _part(first_block + offset, read, number, cut)
+    reader: Reader,
+    items: Iterator[FetchItem | None],
+    sources: Sources,
+    cuts: Sequence[LayerSlice],
+    *,
+    first_block: int,
+) -> AsyncGenerator[list[Part], None]:
+    """Batches of slices. Each slice of a block is read and checked when its turn comes, so that nothing is kept until then
+    but the list. A block of which one slice is missing, or which another writer has stored again by then, is missing from
+    there on: slices of two writers do not make a block."""
+    listed: list[FetchItem | None] = []
+    for number, cut in enumerate(cuts):
+        block = 0
+        reads = reader.read(list(listed) if number else items, sources, part=(cut.offset, cut.end))
+        async with aclosing(reads) as batches:
+            async for batch in batches:
+                parts = []
+                for read in batch:
+                    item = None if read.payload is None else read.item
+                    if not number:
+                        listed.append(item)
+                    elif not _is_same(listed[block], item):
+                        item = None
+                    listed[block] = item
+                    parts.append(_part(first_block + block, item, read.payload, number))
+                    block += 1
+                yield parts
 
 
-def _part(block: int, read: Read, number: int, cut: LayerSlice) -> Part:
-    if read.item is None or read.payload is None:
+def _is_same(before: FetchItem | None, now: FetchItem | None) -> bool:
+    if before is None or now is None:
+        return False
+    return (before.checks, before.lineage) == (now.checks, now.lineage)
+
+
+def _part(block: int, item: FetchItem | None, payload: BytesLike | None, number: int) -> Part:
+    if item is None or payload is None:
         return pb.ItemHeader(kind=pb.BLOCK, index=block, slice=number, missing=True), b""
-    # The whole block had its writer's checksums when it was read.
-    payload = memoryview(read.payload)[cut.offset : cut.end]
+    view = memoryview(payload)
+    # The store has checked these bytes; the writer's checksums are the whole block's.
     header = pb.ItemHeader(
         kind=pb.BLOCK,
         index=block,
         slice=number,
-        length=len(payload),
-        crc32=isal_zlib.crc32(payload),
-        xxh3_64=xxhash.xxh3_64_intdigest(payload),
+        length=len(view),
+        crc32=isal_zlib.crc32(view),
+        xxh3_64=xxhash.xxh3_64_intdigest(view),
         has_xxh3=True,
-        lineage=encode.put_lineage(read.item.lineage),
+        lineage=encode.put_lineage(item.lineage),
     )
-    return header, payload
+    return header, view

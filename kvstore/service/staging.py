@@ -1,4 +1,4 @@
-"""Bytes that wait between a client and the disk, on their way in or, as later slices, out: bounded in all."""
+"""Bytes that wait between a client and the disk on their way in: bounded in all."""
 
 from __future__ import annotations
 
@@ -23,20 +23,6 @@ class Staging:
                 field="staging",
                 value=self.held_bytes + length,
                 allowed=f"{self.limit_bytes} bytes for all sessions together",
-            )
-        self.held_bytes += length
-
-    def take_for_readers(self, length: int) -> None:
-        """Claim room for `length` bytes that a reader has yet to take, or LimitExceeded. Readers leave half of the room to
-        writers, who would be refused while a slow one holds all of it."""
-        room = self.limit_bytes // 2 - self.held_bytes
-        if length > room:
-            self.refused_total += 1
-            raise LimitExceeded(
-                "no room to keep slices until their turn; fetch whole blocks, or fewer",
-                field="slices",
-                value=f"{length} bytes of blocks",
-                allowed=f"{max(room, 0)} bytes now",
             )
         self.held_bytes += length
 

@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 
 from kvstore.core.base import Granted, Written
 from kvstore.errors import InvalidArgument, UnknownReservation
+from kvstore.profile.base import Profile
+from kvstore.profile.layout import slice_ends
 from kvstore.service.frames import Incoming
 from kvstore.service.staging import Staging
 from kvstore.store.base import Place, Record, RecordKind
+from kvstore.store.buffers import SlotPool
+from kvstore.store.format import LARGE_PAYLOAD_BYTES
 from kvstore.types import BlockKey, Checks, ItemId, ItemKind, NamespaceDigest
 
 
@@ -21,9 +25,10 @@ class Upload:
     reservation_id: int
     session: str
     namespace: NamespaceDigest
+    profile: Profile
     granted: dict[int, Granted]
     deadline: float
-    payloads: dict[int, tuple[bytearray, Checks]] = field(default_factory=dict)
+    arrived: dict[int, Incoming] = field(default_factory=dict)
     staged_bytes: int = 0
     closed: bool = False
 
@@ -31,8 +36,8 @@ class Upload:
         """What goes to the log, parents first: the order of the Reserve call."""
         found = []
         for index, granted in self.granted.items():
-            if index in self.payloads and granted.item.to_ssd:
-                payload, checks = self.payloads[index]
+            if index in self.arrived and granted.item.to_ssd:
+                incoming = self.arrived[index]
                 item = granted.item
                 is_block = item.kind is ItemKind.BLOCK
                 found.append(
@@ -45,8 +50,10 @@ class Upload:
                             BlockKey(item.parent) if is_block else item.key,
                             item.position,
                             item.lineage,
-                            payload,
-                            checks,
+                            incoming.payload(),
+                            incoming.checks,
+                            slice_ends(self.profile, item.kind, item.length),
+                            incoming.slot,
                         ),
                     )
                 )
@@ -55,10 +62,11 @@ class Upload:
     def results(self, places: dict[int, Place]) -> dict[ItemId, Written]:
         """What became of the items: those for SSD whose place is missing were not written."""
         results = {}
-        for index, (payload, checks) in self.payloads.items():
+        for index, incoming in self.arrived.items():
             item = self.granted[index].item
             if not item.to_ssd or index in places:
-                results[item.item_id] = Written(checks, places.get(index), payload if item.to_pool else None)
+                payload = incoming.payload() if item.to_pool else None
+                results[item.item_id] = Written(incoming.checks, places.get(index), payload)
         return results
 
 
@@ -67,6 +75,7 @@ class Uploads:
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
+        self._slots = SlotPool(staging.limit_bytes)
         self._open: dict[int, Upload] = {}
 
     def __len__(self) -> int:
@@ -75,13 +84,15 @@ class Uploads:
     def begin(
         self,
         reservation_id: int,
+        *,
         session: str,
         namespace: NamespaceDigest,
+        profile: Profile,
         granted: Sequence[Granted],
         deadline: float,
     ) -> None:
         self._open[reservation_id] = Upload(
-            reservation_id, session, namespace, {each.index: each for each in granted}, deadline
+            reservation_id, session, namespace, profile, {each.index: each for each in granted}, deadline
         )
 
     def get(self, reservation_id: int, session: str) -> Upload:
@@ -117,7 +128,11 @@ class Uploads:
         self._check_unwritten(upload, index)
         self._staging.take(length)
         upload.staged_bytes += length
-        return Incoming(f"item {index}", length, checks)
+        # Large records are put together as they will lie on the disk; what the pool keeps has memory of its own.
+        item = granted.item
+        is_for_slot = item.to_ssd and not item.to_pool and length >= LARGE_PAYLOAD_BYTES
+        slot = self._slots.take(length) if is_for_slot else None
+        return Incoming(f"item {index}", length, checks, slot)
 
     def finish(self, upload: Upload, arrived: Mapping[int, Incoming]) -> None:
         """All items of a Write call have arrived and have their checksums. Raises as `start` where another call was
@@ -125,8 +140,9 @@ class Uploads:
         self._check_open(upload)
         for index in arrived:
             self._check_unwritten(upload, index)
-        for index, incoming in arrived.items():
-            upload.payloads[index] = incoming.payload(), incoming.checks
+        for incoming in arrived.values():
+            incoming.check()
+        upload.arrived.update(arrived)
 
     def drop(self, upload: Upload, length: int) -> None:
         """Bytes of a Write call that failed."""
@@ -145,7 +161,10 @@ class Uploads:
         if upload is not None:
             upload.closed = True
             self._staging.give_back(upload.staged_bytes)
-            upload.payloads.clear()
+            for incoming in upload.arrived.values():
+                if incoming.slot is not None:
+                    self._slots.give_back(incoming.slot)
+            upload.arrived.clear()
 
     def end_where(self, over: Callable[[Upload], bool]) -> None:
         """End those that are not being committed and for which `over` holds."""
@@ -154,7 +173,7 @@ class Uploads:
                 self.end(upload.reservation_id)
 
     def _check_unwritten(self, upload: Upload, index: int) -> None:
-        if index in upload.payloads:
+        if index in upload.arrived:
             raise InvalidArgument(
                 "the item has been written already", field="items.item", value=index, allowed="each item once"
             )

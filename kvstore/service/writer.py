@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from kvstore.clock import Clock, SystemClock
 from kvstore.core.base import CommitReport
 from kvstore.errors import KvstoreError, LimitExceeded, NoSpace, Unavailable
 from kvstore.service.room import RoomMaker, SpaceDecisions
 from kvstore.store.base import Place, Record, RecordLog
+from kvstore.store.device import NOT_FOR_WANT_OF_ROOM
+from kvstore.store.wear import WearBudget
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +79,10 @@ class Writer:
         segment_bytes: int,
         gather_bytes: int,
         gather_seconds: float,
+        wear_bytes_per_day: int = 0,
+        clock: Clock | None = None,
     ) -> None:
+        """wear_bytes_per_day: what the device may take in a day, 0 for no limit, by `clock`, the system's if not given."""
         self._log = store
         self._executor = executor
         self._gather_bytes = gather_bytes
@@ -85,12 +92,21 @@ class Writer:
         self._stopping = False
         self._decisions = decisions
         self._batch: Sequence[_Commit] = ()
-        self.room = RoomMaker(store, self, segment_bytes=segment_bytes, in_thread=self.in_thread)
+        self._clock = SystemClock() if clock is None else clock
+        self.wear = WearBudget(
+            wear_bytes_per_day,
+            now=self._clock.monotonic(),
+            written=store.counters()["written_bytes"],
+        )
+        self.room = RoomMaker(
+            store, self, segment_bytes=segment_bytes, in_thread=self.in_thread, wear=self.wear
+        )
         self._keep_until = 0.0
         self._keep_seconds = KEEP_SECONDS_FIRST
         self.appends_total = 0
         self.commits_total = 0
         self.failed_commits_total = 0
+        self.wear_refused_total = 0
 
     @property
     def waiting(self) -> int:
@@ -125,6 +141,23 @@ class Writer:
                 "too many commits are waiting", field="jobs", value=JOBS_MAX + 1, allowed=f"{JOBS_MAX}"
             )
 
+    def check_wear(self, need_bytes: int) -> None:
+        """Raise while the drive may not take so many bytes more. Reads are not asked."""
+        self.note_wear()
+        wait = math.ceil(self.wear.seconds_until(need_bytes))
+        if wait > 0:
+            self.wear_refused_total += 1
+            raise LimitExceeded(
+                f"the drive's daily budget for writes is used up for now; reads go on; come back in {wait} s",
+                field="wear",
+                value=need_bytes,
+                allowed=f"{max(0, self.wear.left_bytes)} bytes now, {self.wear.bytes_per_day} a day",
+            )
+
+    def note_wear(self) -> None:
+        """Bring `wear` up to now."""
+        self.wear.note(self._log.counters()["written_bytes"], self._clock.monotonic())
+
     def _put(self, job: _Commit | _Alone) -> None:
         self.check_accepts()
         # A job whose caller has gone must not warn that nobody read its error.
@@ -138,10 +171,13 @@ class Writer:
 
     async def append(self, records: Sequence[Record]) -> list[Place]:
         """Make room and append, durably. For jobs that run alone, and for the pipeline itself."""
-        await self.room.make(sum(memoryview(record.payload).nbytes for record in records))
+        size = sum(memoryview(record.payload).nbytes for record in records)
+        await self.room.make(size)
         try:
             places = await self.in_thread(lambda: self._log.append(records))
-        except NoSpace:
+        except NoSpace as error:
+            if error.value in NOT_FOR_WANT_OF_ROOM:
+                raise
             # Many small records need more than their payloads: a fresh segment has room for any one append.
             await self.room.make(self._log.largest_append_bytes())
             try:
@@ -150,6 +186,8 @@ class Writer:
                 places = await self._append_on_a_full_disk(records, error)
         self._keep_seconds = KEEP_SECONDS_FIRST
         self.room.space = self._log.space()
+        self.room.appended(size)
+        self.note_wear()
         self.appends_total += 1
         return places
 
@@ -157,7 +195,8 @@ class Writer:
         """Others have filled the file system, and the budget is not the limit: let a segment go and try once more. Where
         they take that room as well they get no more of it for a while, or all that is stored would go that way."""
         loop = asyncio.get_running_loop()
-        if loop.time() < self._keep_until or not await self.room.give_back_a_segment():
+        is_in_vain = error.value in NOT_FOR_WANT_OF_ROOM or loop.time() < self._keep_until
+        if is_in_vain or not await self.room.give_back_a_segment():
             raise error
         log.warning(
             "the file system is full though the disk budget is not used up; evicted to go on writing: %s",
@@ -239,6 +278,8 @@ class Writer:
     def _parts(self, batch: list[_Commit]) -> list[list[tuple[_Commit, list[Record]]]]:
         """The batch cut into appends, in order: each within the limits of one append."""
         limit = min(self._gather_bytes, self._log.largest_append_bytes())
+        if self.wear.limited:
+            limit = min(limit, self.wear.most_bytes)
         parts: list[list[tuple[_Commit, list[Record]]]] = [[]]
         size, namespaces = 0, set[bytes]()
         for commit in batch:
@@ -260,6 +301,9 @@ class Writer:
         if not part:
             return
         try:
+            self.check_wear(
+                sum(memoryview(record.payload).nbytes for _, records in part for record in records)
+            )
             places = await self.append([record for _, records in part for record in records])
         except NoSpace as error:
             if len(part) > 1:

@@ -8,8 +8,19 @@ from contextlib import suppress
 from kvstore.errors import DeviceError, InvalidArgument, NoSpace
 from kvstore.store.base import Place
 from kvstore.store.catalog import SEALED, SegmentRow, key_of, segment_row
-from kvstore.store.format import POLICY_KIND, SegmentHeader
-from kvstore.store.segment import COVERED_KINDS, bytes_for
+from kvstore.store.device import NOT_FOR_WANT_OF_ROOM
+from kvstore.store.format import PAGE, POLICY_KIND, SegmentHeader, align
+from kvstore.store.lanes import Later
+from kvstore.store.segment import (
+    CACHED_KINDS,
+    COVERED_KINDS,
+    TEMPORARY_SUFFIX,
+    Segment,
+    State,
+    bytes_for,
+    segment_name,
+)
+from kvstore.store.spares import retire_file
 from kvstore.store.state import OpenedStore
 from kvstore.store.writer import OpenSegment, Pending, create_segment
 
@@ -22,6 +33,9 @@ class Appender:
         self._table = store.table
         self._disk = store.disk
         self._open: OpenSegment | None = None
+        self._next: OpenSegment | None = None
+        self._preparing: Later | None = None
+        self._sealing: list[Later] = []
 
     def append(
         self, items: Sequence[Pending], *, cleaning: bool = False, following: Sequence[int] = ()
@@ -33,6 +47,7 @@ class Appender:
         when writing fails: then none of it counts, and the segment takes no more.
         """
         target = self._target_for(items, cleaning=cleaning, following=following)
+        begin = align(target.end, PAGE)
         try:
             offsets = target.append(items)
         except (DeviceError, NoSpace):
@@ -43,14 +58,21 @@ class Appender:
                     target.segment.note_written(
                         item.kind, self._table.number_of(item.namespace), item.sequence
                     )
+            self._open = None
             self._abandon(target)
             raise
         self._table.count("syncs")
+        self._table.count("written_bytes", align(target.end, PAGE) - begin)
         with self._table.lock:
-            return self._enter(target, items, offsets)
+            places = self._enter(target, items, offsets)
+        if target.end > target.segment.allocated // 2:
+            self._begin_preparing()
+        return places
 
     def fitting(self, items: Sequence[Pending]) -> int:
         """How many of the items, from the first, the open segment still takes."""
+        if self._open is not None and self._open.has_room(items):
+            return len(items)
         low, high = 0, len(items) if self._open is not None else 0
         while self._open is not None and low < high:
             middle = (low + high + 1) // 2
@@ -66,10 +88,21 @@ class Appender:
 
     def may_create(self) -> bool:
         """Whether a whole segment may be created now; the open one is sealed before."""
-        return self.free_bytes(cleaning=False) >= self._disk.segment_bytes
+        return self._next is not None or self.free_bytes(cleaning=False) >= self._disk.segment_bytes
+
+    def may_create_beside(self) -> bool:
+        """Whether a whole segment may be created now and the open one keeps all of its room."""
+        room = self._disk.free_bytes(given_back=0, cleaning=False)
+        return self._next is not None or room >= self._disk.segment_bytes
 
     def free_bytes(self, *, cleaning: bool) -> int:
         return self._disk.free_bytes(given_back=self.unused_bytes(), cleaning=cleaning)
+
+    def settle(self) -> None:
+        """Return when no segment is being prepared or sealed: what is free stays free until the next append."""
+        self._end_preparing()
+        while self._sealing:
+            self._sealing.pop().wait()
 
     def holds_only_dead(self) -> bool:
         """Whether there is an open segment with records, and nothing in it lives."""
@@ -78,30 +111,85 @@ class Appender:
 
     def seal(self) -> None:
         """Seal the open segment. A failure costs a scan at the next start, and no record."""
-        target = self._open
-        if target is None:
+        target, self._open = self._open, None
+        if target is not None:
+            self._seal(target)
+
+    def finish(self) -> None:
+        """Seal the open segment, and return when nothing is under way any more. Idempotent."""
+        self._end_preparing()
+        self.seal()
+        while self._sealing:
+            self._sealing.pop().wait()
+        unused, self._next = self._next, None
+        if unused is None:
             return
+        try:
+            unused.close()
+            retire_file(self._store, unused.segment, kept=len(self._disk.spares))
+            self._store.device.sync_names()
+        except (DeviceError, NoSpace):
+            # The next start finds a segment without records, and removes it.
+            self._table.count("device_errors")
+            return
+        with self._table.lock:
+            del self._table.segments[unused.segment.segment_id]
+
+    def _seal(self, target: OpenSegment) -> None:
         try:
             footer, file_bytes = target.seal()
         except (DeviceError, NoSpace):
             self._table.count("device_errors")
             self._abandon(target)
             return
-        self._open = None
         segment = target.segment
+        self._table.count("written_bytes", file_bytes - align(target.end, PAGE))
         with self._table.lock:
             segment.advance(file_bytes, 0)
-            segment.close(file_bytes)
+            segment.close(file_bytes, State.SEALING)
         with suppress(DeviceError):  # all of it is durable
             target.close()
-        self._store.write_rows(
-            {
-                key_of(b"S", segment.segment_id): segment_row(
-                    SegmentRow(segment.identity.salt, file_bytes, SEALED)
-                ),
-                key_of(b"F", segment.segment_id): footer,
-            }
-        )
+        try:
+            self._store.write_rows(
+                {
+                    key_of(b"S", segment.segment_id): segment_row(
+                        SegmentRow(segment.identity.salt, file_bytes, SEALED)
+                    ),
+                    key_of(b"F", segment.segment_id): footer,
+                }
+            )
+        finally:
+            # Not before: it must not be told dead and then sealed.
+            with self._table.lock:
+                segment.state = State.CLOSED
+
+    def _seal_beside(self, target: OpenSegment) -> None:
+        """A full one gives nothing back, so that nobody has to wait for its footer."""
+        over = [each for each in self._sealing if each.done()]
+        self._sealing = [each for each in self._sealing if not each.done()]
+        for each in over:
+            each.wait()
+        self._sealing.append(self._store.lanes.later(lambda: self._seal(target)))
+
+    def _begin_preparing(self) -> None:
+        if self._next is not None or (self._preparing is not None and not self._preparing.done()):
+            return
+        if self._disk.free_bytes(given_back=0, cleaning=False) >= self._disk.segment_bytes:
+            self._end_preparing()
+            self._preparing = self._store.lanes.later(self._prepare)
+
+    def _prepare(self) -> None:
+        """Beside the appends: have the next segment ready before it is needed, where it costs nobody any room."""
+        # A failure costs nothing: it is tried again when the segment is needed, and told then.
+        with suppress(DeviceError, NoSpace):
+            self._disk.refresh()
+            if self._disk.free_bytes(given_back=0, cleaning=False) >= self._disk.segment_bytes:
+                self._next = self._create(self._disk.segment_bytes)
+
+    def _end_preparing(self) -> None:
+        preparing, self._preparing = self._preparing, None
+        if preparing is not None:
+            preparing.wait()
 
     def _target_for(
         self, items: Sequence[Pending], *, cleaning: bool, following: Sequence[int]
@@ -109,6 +197,7 @@ class Appender:
         """The open segment, or a fresh one, with room for all of `items`."""
         if self._open is not None and self._open.has_room(items):
             return self._open
+        self._end_preparing()
         lengths = [item.length for item in items]
         namespaces = len({item.namespace for item in items})
         if bytes_for(lengths, namespaces=namespaces) > self._disk.segment_bytes:
@@ -118,6 +207,13 @@ class Appender:
                 value=f"{len(items)} with {sum(lengths)} payload bytes",
                 allowed=f"{self._disk.segment_bytes} bytes a segment",
             )
+        if self._next is not None:
+            if self._open is not None and self._open.is_full():
+                self._seal_beside(self._open)
+            elif self._open is not None:
+                self._seal(self._open)
+            self._open, self._next = self._next, None
+            return self._open
         exact = min(
             self._disk.segment_bytes,
             bytes_for([*lengths, *following], namespaces=namespaces + len(following)),
@@ -139,7 +235,13 @@ class Appender:
             raise NoSpace(
                 "the open segment could not be sealed, and its unused space is not free; reclaim first"
             )
-        return self._create(size)
+        try:
+            self._open = self._create(size)
+        except NoSpace as error:
+            if error.value in NOT_FOR_WANT_OF_ROOM or not self._store.make_way():
+                raise
+            self._open = self._create(size)
+        return self._open
 
     def _size_of_next(self, exact: int, *, cleaning: bool) -> int | None:
         """A whole segment where there is room for one. Copies that need the kept room take no more than they fill:
@@ -157,41 +259,66 @@ class Appender:
             size,
             self._store.next_sequence,
         )
-        self._disk.creating_bytes = header.allocated
+        final = segment_name(header.segment_id)
+        with self._table.lock:
+            spare = next(iter(self._disk.spares), None)
+            self._disk.creating_bytes = 0 if spare else header.allocated
+            self._disk.creating = frozenset({final, final + TEMPORARY_SUFFIX})
+        made: Segment | None = None
         try:
-            segment, file = create_segment(self._store.device, header)
+            made, file = create_segment(self._store.device, header, spare=spare)
         except DeviceError:
             self._table.count("device_errors")
             raise
         finally:
-            self._disk.creating_bytes = 0
-        with self._table.lock:
-            self._table.segments[segment.segment_id] = segment
-        self._open = OpenSegment(segment, file)
-        return self._open
+            with self._table.lock:
+                # Of a spare that failed nothing is left, or the next measuring finds it.
+                if spare:
+                    del self._disk.spares[spare]
+                if made is not None:
+                    self._table.segments[made.segment_id] = made
+                self._disk.creating_bytes = 0
+                self._disk.creating = frozenset()
+        self._table.count("written_bytes", PAGE)
+        return OpenSegment(made, file, lanes=self._store.lanes, buffers=self._store.buffers)
 
     def _abandon(self, target: OpenSegment) -> None:
         """The segment takes no more writes; its synced records stay readable."""
-        self._open = None
+        # Sealing may have failed behind the cut.
+        file_bytes = target.segment.allocated
+        with suppress(DeviceError):
+            file_bytes = min(file_bytes, align(target.file_bytes(), PAGE))
         with self._table.lock:
-            target.segment.close(target.segment.allocated)
+            target.segment.close(file_bytes)
         with suppress(DeviceError):  # the segment has failed already, and its descriptor is gone either way
             target.close()
 
     def _enter(self, target: OpenSegment, items: Sequence[Pending], offsets: list[int]) -> list[Place]:
         """Enter durable records in the books, in order: a clear covers what came before it in its batch, too."""
         segment = target.segment
-        places = []
-        for item, offset in zip(items, offsets, strict=True):
-            number = self._table.number_of(item.namespace)
-            place = segment.add(
-                offset=offset, length=item.length, kind=item.kind, namespace=number, sequence=item.sequence
-            )
-            places.append(place)
-            if item.kind in COVERED_KINDS:
-                self._enter_clear(item, number, place)
-            elif item.kind == POLICY_KIND:
-                self._enter_policy(item, place)
+        known = {
+            namespace: self._table.number_of(namespace) for namespace in {item.namespace for item in items}
+        }
+        numbers = [known[item.namespace] for item in items]
+        kinds = [item.kind for item in items]
+        if CACHED_KINDS.issuperset(kinds):
+            lengths = [item.length for item in items]
+            places = segment.add_all(offsets, lengths, kinds, numbers, [item.sequence for item in items])
+        else:
+            places = []
+            for item, offset, number in zip(items, offsets, numbers, strict=True):
+                place = segment.add(
+                    offset=offset,
+                    length=item.length,
+                    kind=item.kind,
+                    namespace=number,
+                    sequence=item.sequence,
+                )
+                places.append(place)
+                if item.kind in COVERED_KINDS:
+                    self._enter_clear(item, number, place)
+                elif item.kind == POLICY_KIND:
+                    self._enter_policy(item, place)
         segment.advance(target.end, sum(item.length for item in items))
         return places
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvstore.types import BlockKey, BytesLike, Checks, Lineage, NamespaceDigest
+
+if TYPE_CHECKING:
+    from kvstore.store.records import Records
 
 
 class RecordKind(IntEnum):
@@ -25,8 +28,7 @@ class RecordKind(IntEnum):
     CLEAR_STATES = 7
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a record's payload begins and how long it is. `segment_id` is never used again for another segment."""
 
     segment_id: int
@@ -41,7 +43,9 @@ class Record:
     NAMESPACE: `key` is the namespace digest and the payload its description. CLEAR: every BLOCK, STATE and ROWS of
     `namespace` written before it, in its own batch too, is gone for good; the NAMESPACE record and the policy stay.
     CLEAR_STATES: the same for every STATE and ROWS; the BLOCKs stay too.
-    `position` is the token count at the item's end.
+    `position` is the token count at the item's end. `slices`: where the payload may be cut and still be verified in
+    parts, as ends in ascending order; kept for payloads of 64 KiB or more, thinned out above 61. `slot`: the memory of
+    which `payload` is a part, where it has the shape of a record.
     """
 
     kind: RecordKind
@@ -52,6 +56,27 @@ class Record:
     lineage: Lineage
     payload: BytesLike
     checks: Checks
+    slices: Sequence[int] = ()
+    slot: Slot | None = None
+
+
+class Slot(Protocol):
+    """See kvstore.store.buffers.Slot."""
+
+    @property
+    def payload(self) -> memoryview: ...
+
+    def finish(self, head: bytes) -> memoryview: ...
+
+
+class Wanted(NamedTuple):
+    """A payload to read, or bytes [begin, end) of it; `end` None: to its end."""
+
+    place: Place
+    key: BlockKey
+    kind: RecordKind
+    begin: int = 0
+    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +103,7 @@ class Recovery:
     CLEAR or CLEAR_STATES covers and without older copies of the same (namespace, key, kind). `fresh`: the directory was empty.
     `rebuilt`: the catalogue was lost or damaged, and everything came from the log."""
 
-    records: Sequence[Found]
+    records: Records
     policies: Mapping[NamespaceDigest, str]
     fresh: bool
     rebuilt: bool
@@ -86,10 +111,41 @@ class Recovery:
     damaged_records: int
 
 
+class Cheapest(NamedTuple):
+    """The sealed segment whose cleaning costs least for what it gives back. `live` and `allocated` in bytes."""
+
+    segment_id: int
+    live: int
+    allocated: int
+
+    @property
+    def live_share(self) -> float:
+        return self.live / self.allocated
+
+
+class Damage(NamedTuple):
+    """`what` was found wrong, in words. `key` is empty where neither record nor footer can say it."""
+
+    place: Place
+    key: bytes
+    what: str
+
+
+class Verified(NamedTuple):
+    """What one step of `RecordLog.verify` read: records, payload bytes, what of it is damaged, and the number at which
+    the next step begins; None: the segment is done."""
+
+    records: int
+    bytes: int
+    damages: list[Damage]
+    next: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Space:
     """Bytes, as accounted. live + dead + padded + reserved == allocated for segments; `other` is everything else
-    below the directory (catalogue, ballast, identity). allocated + other <= budget at every moment."""
+    below the directory (catalogue, ballast, identity). allocated + other <= budget at every moment. `spare`, a part of
+    reserved: in files that wait for their next segment."""
 
     budget: int
     live: int
@@ -99,6 +155,7 @@ class Space:
     allocated: int
     other: int
     segments: int
+    spare: int = 0
 
 
 class RecordLog(Protocol):
@@ -113,12 +170,18 @@ class RecordLog(Protocol):
         then none of them counts as written, and the next append goes to a fresh segment.
         """
 
-    def read(self, wanted: Sequence[tuple[Place, BlockKey, RecordKind]]) -> list[bytes | None]:
-        """Payloads in the order asked, each checked against its header, key, kind, place and checksums.
+    def read(self, wanted: Sequence[Wanted], room: memoryview | None = None) -> list[BytesLike | None]:
+        """Payloads, or parts of them, in the order asked, each checked against its header, key, kind, place and
+        checksums before it is handed out. A part is read and checked with the slices around it.
 
-        None for a record that is damaged, of another key, or whose segment is gone: the caller forgets it (a counted
-        miss). Raises DeviceError when the device fails the read.
+        They lie in `room`, page-aligned memory of at least `room_for(wanted)` bytes, and are good for as long as the
+        caller leaves it alone; without it, and parts that are not cut at ends of slices, in memory of their own. None for a
+        record that is damaged, of another key, or whose segment is gone: the caller forgets it (a counted miss). Damage is
+        looked at twice, and then never read again. Raises DeviceError when the device fails the read.
         """
+
+    def room_for(self, wanted: Sequence[Wanted]) -> int:
+        """Bytes of room that `read` may need, whole pages."""
 
     def room_bytes(self) -> int:
         """Payload bytes that one append may surely hold now, if its payloads have 3,072 bytes on average or more."""
@@ -133,8 +196,8 @@ class RecordLog(Protocol):
     def reclaim(self) -> int:
         """Give back every sealed segment in which nothing lives and that no reader holds. Bytes given back."""
 
-    def cheapest_segment(self) -> tuple[int, int] | None:
-        """(segment id, live bytes) of the sealed segment with the fewest live bytes for its size, or None: copies
+    def cheapest_segment(self) -> Cheapest | None:
+        """The sealed segment with the fewest live bytes for its size, or None: copies
         lie in segments no larger than they are, and cleaning those wins nothing. One in which nothing lives is not
         named: `reclaim` takes it as soon as no reader holds it."""
 
@@ -142,6 +205,15 @@ class RecordLog(Protocol):
         """Copy the live records of a sealed segment forward, durably, then let the segment go. Old place to new
         place; a record found damaged or discarded on the way maps to nothing. Raises NoSpace when the copy does not fit,
         and InvalidArgument for a segment that is not sealed or is gone."""
+
+    def segment_ids(self) -> list[int]:
+        """The segments in which something lives, oldest first."""
+
+    def verify(self, segment_id: int, *, begin: int, bytes_max: int) -> Verified:
+        """Read live records of a segment, from the one with number `begin` on and about `bytes_max` payload bytes, and
+        check header, checksums and table of slices of each; in the step that begins at 0 the segment's header and
+        footer, too. A damaged record is dead from then on. Nothing is found in a segment that is gone. Runs beside
+        everything else. Raises DeviceError when the device fails the read."""
 
     def put_policy(self, namespace: NamespaceDigest, policy: str) -> None:
         """Durably remember a namespace's window-state policy."""
@@ -152,11 +224,16 @@ class RecordLog(Protocol):
     def space(self) -> Space: ...
 
     def counters(self) -> Mapping[str, int]:
-        """Monotonic counts by name: appended_records, appended_bytes, syncs, read_records, damaged_records,
-        device_errors, reclaimed_segments, cleaned_bytes."""
+        """Monotonic counts by name: appended_records, appended_bytes, syncs, read_records, read_again_records,
+        damaged_records, quarantined_records, device_errors, reclaimed_segments, recycled_segments, cleaned_bytes,
+        written_bytes (all that went to the device: headers, padding, footers, copies and the catalogue), catalog_errors."""
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the law of `Space` holds and agrees with the file system within 1 %."""
+
+    @property
+    def buffered_because(self) -> str:
+        """Why segments pass through the page cache; empty where they do not."""
 
     def close(self) -> None:
         """Seal or sync what is open and release the directory. Idempotent."""

@@ -17,14 +17,15 @@ import os
 import struct
 from array import array
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import lmdb
-import lmdb.verify
+import numpy as np
+from numpy.typing import NDArray
 
 from kvstore.errors import DeviceError
+from kvstore.store.catalog_child import ReadRows, read_in_child
 from kvstore.store.device import translated
 from kvstore.store.format import crc32c
 
@@ -37,9 +38,6 @@ _SEGMENT = struct.Struct("<QQB")
 _SALT = struct.Struct("<Q")
 _SEQUENCE = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
-_PAGE = 4096
-_META_LAST_PAGE = (136, _PAGE + 136)
-"""Where the map's two header pages say which page is the last one in use (data format 1)."""
 
 
 class SegmentRow(NamedTuple):
@@ -89,12 +87,11 @@ def uses_row(salt: int, uses: Iterable[tuple[int, int]]) -> bytes:
     return _SALT.pack(salt) + array("I", [number for pair in uses for number in pair]).tobytes()
 
 
-def decode_uses_row(data: bytes, *, salt: int) -> dict[int, int]:
-    """Hours by payload offset; nothing when the row belongs to another segment of this id."""
+def decode_uses_row(data: bytes, *, salt: int) -> NDArray[np.uint32]:
+    """Rows of (payload offset, hour): shape (n, 2); none when the row belongs to another segment of this id."""
     if len(data) < 8 or (len(data) - 8) % 8 or _SALT.unpack_from(data)[0] != salt:
-        return {}
-    numbers = array("I", data[8:])
-    return dict(zip(numbers[::2], numbers[1::2], strict=True))
+        return np.zeros((0, 2), np.uint32)
+    return np.frombuffer(data, "<u4", offset=_SALT.size).reshape(-1, 2)
 
 
 def policy_row(sequence: int, policy: str) -> bytes:
@@ -153,33 +150,26 @@ class LmdbCatalog:
     """A catalogue in one LMDB file. The store's directory lock is its lock."""
 
     DATA_NAME = "catalog.mdb"
-    MARKER_NAME = "catalog.opening"
     _MAP_BYTES_MIN = 1 << 20
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, read_rows: ReadRows = read_in_child) -> None:
+        """read_rows: reads the file of an earlier life. It is mapped for writing only when all of it was found whole."""
         self._data = directory / self.DATA_NAME
-        self._marker = directory / self.MARKER_NAME
+        self._read_rows = read_rows
         self._env: Any = None
 
     def load(self) -> Loaded:
-        # A data file damaged in an unforeseen way can kill the process that maps it. The marker outlives such a
-        # process, so that the next start begins a new catalogue instead of dying again.
         with translated("examine", str(self._data)):
             existed = self._data.exists()
-            damaged = existed and (self._marker.exists() or not self._structure_holds())
-            if damaged:
-                self._data.unlink()
-        with suppress(OSError):  # without the marker only that protection is missing
-            self._marker.touch(mode=0o600)
-        loaded = self._open_and_read() if existed and not damaged else None
-        if loaded is None:
-            self.close()
+        rows = self._read_rows(self._data) if existed else None
+        if rows is not None:
+            self._open_environment()
+        if self._env is None:
+            rows = None
             with translated("remove", str(self._data)):
                 self._data.unlink(missing_ok=True)
             self._open_environment()
-        with translated("remove", str(self._marker)):
-            self._marker.unlink(missing_ok=True)
-        return Loaded(loaded or {}, intact=loaded is not None)
+        return Loaded(rows or {}, intact=rows is not None)
 
     def write(self, changes: Mapping[bytes, bytes | None], *, bytes_max: int) -> bool:
         if self._env is None:
@@ -203,22 +193,6 @@ class LmdbCatalog:
         if self._env is not None:
             environment, self._env = self._env, None
             environment.close()
-
-    def _structure_holds(self) -> bool:
-        """Whether the file's pages form the trees they claim to, checked without mapping it."""
-        with self._data.open("rb") as file:
-            head = file.read(_META_LAST_PAGE[1] + 8)
-            size = os.fstat(file.fileno()).st_size
-        # A page that the file is too short for would be met by the processor, not by an error.
-        if len(head) < _META_LAST_PAGE[1] + 8 or size < max(
-            (struct.unpack_from("<Q", head, at)[0] + 1) * _PAGE for at in _META_LAST_PAGE
-        ):
-            return False
-        try:
-            problems: list[str] = lmdb.verify.verify(str(self._data), subdir=False)  # type: ignore[no-untyped-call]
-            return not problems
-        except (lmdb.verify.VerifyError, struct.error, IndexError, ValueError, RecursionError):
-            return False
 
     def _open_environment(self) -> None:
         try:
@@ -245,20 +219,3 @@ class LmdbCatalog:
     def _map_bytes(self) -> int:
         size = self._data.stat().st_size if self._data.exists() else 0
         return max(self._MAP_BYTES_MIN, size)
-
-    def _open_and_read(self) -> dict[bytes, bytes] | None:
-        """All rows, or None when anything about the file is wrong."""
-        self._open_environment()
-        if self._env is None:
-            return None
-        rows: dict[bytes, bytes] = {}
-        try:
-            with self._env.begin() as transaction:
-                for key, data in transaction.cursor():
-                    value = open_value(key, data)
-                    if value is None:
-                        return None
-                    rows[key] = value
-        except lmdb.Error:
-            return None
-        return rows

@@ -8,7 +8,8 @@ from kvstore.errors import KvstoreError, NoSpace
 from kvstore.store.appender import Appender
 from kvstore.store.base import Place
 from kvstore.store.catalog import key_of, uses_row
-from kvstore.store.format import POLICY_KIND, RecordHeader
+from kvstore.store.format import POLICY_KIND
+from kvstore.store.reader import Checked
 from kvstore.store.segment import COVERED_KINDS, Segment, bytes_for
 from kvstore.store.state import OpenedStore
 from kvstore.store.writer import Pending
@@ -79,7 +80,7 @@ class Cleaner:
         records = self._store.reader.records([source.place(index) for index in group])
         whole = [(index, record) for index, record in zip(group, records, strict=True) if record is not None]
         damaged.extend(index for index, record in zip(group, records, strict=True) if record is None)
-        items = [_pending(*record) for _, record in whole]
+        items = [_pending(record) for _, record in whole]
         begin = 0
         while begin < len(items):
             # What no longer fits the open segment goes to the next one.
@@ -117,8 +118,9 @@ def uses_rows(store: OpenedStore, segment_id: int) -> dict[bytes, bytes | None]:
     return {key_of(b"U", segment_id): uses_row(segment.identity.salt, pairs)} if pairs else {}
 
 
-def _pending(head: RecordHeader, payload: bytes) -> Pending:
+def _pending(record: Checked) -> Pending:
     """The same record once more: a copy keeps its sequence, so that a clear still covers it."""
+    head = record.header
     return Pending(
         head.kind,
         head.namespace,
@@ -127,10 +129,11 @@ def _pending(head: RecordHeader, payload: bytes) -> Pending:
         head.position,
         head.lineage,
         head.checks,
-        payload,
+        record.payload,
         head.length,
         head.sequence,
         head.created_ms,
+        record.slice_ends(),
     )
 
 

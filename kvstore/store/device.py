@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,20 +23,32 @@ _NO_SPACE = {
     errno.EFBIG: "a file size limit was reached",
     errno.EROFS: "the file system is mounted read-only",
 }
+NOT_FOR_WANT_OF_ROOM = frozenset({"EFBIG", "EROFS"})
+"""Values of a NoSpace: no removal would help."""
+
 _PARTS_PER_WRITE = 512
 """Below the kernel's limit on the vector of one call (1,024)."""
 
 LOCK_NAME = "lock"
+PROBE_NAME = "probe.tmp"
+_PAGE = 4096
 
 
 class DeviceFile(Protocol):
-    """An open file. Calls raise DeviceError or NoSpace. Any number of threads may read; one writes."""
+    """An open file. Calls raise DeviceError or NoSpace. Any number of threads may read, and write to places of their own.
+
+    A bulk file takes whole pages of 4,096 bytes, at multiples of them, from and into memory at page boundaries.
+    """
 
     def pwritev(self, offset: int, parts: Sequence[BytesLike]) -> int:
         """Write from the beginning of `parts`; the number of bytes written, at least 1 and perhaps not all."""
 
+    def read_into(self, offset: int, target: memoryview) -> int:
+        """Read to the beginning of `target`; fewer bytes than it holds only at the end of the file or when interrupted,
+        none only at the end."""
+
     def pread(self, offset: int, length: int) -> bytes:
-        """At most `length` bytes; fewer only at the end of the file or when interrupted, none only at the end."""
+        """As `read_into`, for a few bytes anywhere, bulk file or not."""
 
     def allocate(self, size: int) -> None:
         """Reserve space for `size` bytes from offset 0; the file then has that size and reads as zeros."""
@@ -51,7 +64,8 @@ class DeviceFile(Protocol):
         last success, and a later success says nothing about it."""
 
     def forget_cached(self, offset: int, length: int) -> None:
-        """Drop what memory holds of synced bytes, so that the next read asks the device. Length 0: to the end."""
+        """Drop what memory holds of synced bytes, so that the next read asks the device. Length 0: to the end. Nothing
+        to do where reads ask the device anyway."""
 
     def close(self) -> None: ...
 
@@ -63,6 +77,10 @@ class Device(Protocol):
     def where(self) -> str:
         """For messages."""
 
+    @property
+    def buffered_because(self) -> str:
+        """Why bulk files pass through the page cache; empty where they do not. Known once the directory is locked."""
+
     def lock(self) -> None:
         """Hold the directory until `close`. Raises DirectoryInUse."""
 
@@ -70,10 +88,10 @@ class Device(Protocol):
         """Everything in the directory, in order. A directory that does not exist is made first, until it is locked: one
         that was removed or replaced since then raises DeviceError, so that nothing is kept where nobody looks for it."""
 
-    def create(self, name: str) -> DeviceFile:
+    def create(self, name: str, *, bulk: bool = False) -> DeviceFile:
         """A new empty file. Raises DeviceError when the name exists."""
 
-    def open(self, name: str) -> DeviceFile | None:
+    def open(self, name: str, *, bulk: bool = False) -> DeviceFile | None:
         """An existing file for reading and writing; None when there is none."""
 
     def rename(self, old: str, new: str) -> None: ...
@@ -86,6 +104,9 @@ class Device(Protocol):
 
     def allocated(self, name: str) -> int:
         """Bytes of disk that a name takes; 0 when there is none."""
+
+    def free_bytes(self) -> int:
+        """What the file system has left for us."""
 
     def close(self) -> None:
         """Give the lock back. Idempotent."""
@@ -102,6 +123,35 @@ def write_all(file: DeviceFile, offset: int, parts: Sequence[BytesLike]) -> int:
             at += written
             group = _without_prefix(group, written)
     return at - offset
+
+
+def write_pages(file: DeviceFile, offset: int, parts: Sequence[memoryview]) -> None:
+    """Write parts of whole pages, one behind the other, to a bulk file, whatever single calls manage. A page that was
+    written in part is written again."""
+    at, rest = offset, list(parts)
+    while rest:
+        written = file.pwritev(at, rest)
+        assert written > 0, "pwritev writes at least one byte or raises"
+        if written < sum(map(len, rest)):
+            written -= written % _PAGE
+        at += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if rest:
+            rest[0] = rest[0][written:]
+
+
+def read_pages(file: DeviceFile, offset: int, target: memoryview) -> int:
+    """Fill `target` with whole pages of a bulk file; the number of bytes read, fewer only where the file ends."""
+    done = file.read_into(offset, target)
+    while done < len(target):
+        # From the last whole page on: unbuffered reads begin at one.
+        at = done // _PAGE * _PAGE
+        read = file.read_into(offset + at, target[at:])
+        if at + read <= done:
+            break
+        done = at + read
+    return done
 
 
 def read_fully(file: DeviceFile, offset: int, length: int) -> bytes:
@@ -128,7 +178,8 @@ def device_error(error: OSError, *, action: str, path: str) -> KvstoreError:
     """The error of ours that says what the system's error means."""
     reason = _NO_SPACE.get(error.errno or 0)
     if reason is not None:
-        return NoSpace(f"cannot {action} {path}: {reason} ({errno.errorcode[error.errno or 0]})")
+        name = errno.errorcode[error.errno or 0]
+        return NoSpace(f"cannot {action} {path}: {reason} ({name})", value=name)
     return DeviceError(f"cannot {action} {path}: {error.strerror or error}")
 
 
@@ -141,19 +192,40 @@ def translated(action: str, path: str) -> Iterator[None]:
 
 
 class PosixFile:
-    """A DeviceFile over a descriptor that it owns."""
+    """A DeviceFile over a descriptor that it owns. `direct`: it was opened O_DIRECT."""
 
-    def __init__(self, descriptor: int, path: str) -> None:
+    def __init__(self, descriptor: int, path: str, *, direct: bool = False) -> None:
         self._fd = descriptor
         self._path = path
+        self._direct = direct
+
+    @property
+    def is_direct(self) -> bool:
+        return self._direct
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def error(self, action: str, code: int) -> KvstoreError:
+        """What an error number of the system means for this file."""
+        return device_error(OSError(code, os.strerror(code)), action=action, path=self._path)
 
     def pwritev(self, offset: int, parts: Sequence[BytesLike]) -> int:
         with translated("write", self._path):
             return os.pwritev(self._fd, parts, offset)
 
+    def read_into(self, offset: int, target: memoryview) -> int:
+        with translated("read", self._path):
+            return os.preadv(self._fd, [target], offset)
+
     def pread(self, offset: int, length: int) -> bytes:
         with translated("read", self._path):
-            return os.pread(self._fd, length, offset)
+            if not self._direct:
+                return os.pread(self._fd, length, offset)
+            before = offset % _PAGE
+            room = mmap.mmap(-1, -(-(before + max(length, 1)) // _PAGE) * _PAGE)
+            read = os.preadv(self._fd, [room], offset - before)
+            return room[before : max(before, min(read, before + length))]
 
     def allocate(self, size: int) -> None:
         with translated(f"allocate {size} bytes for", self._path):
@@ -173,6 +245,8 @@ class PosixFile:
             os.fdatasync(self._fd)
 
     def forget_cached(self, offset: int, length: int) -> None:
+        if self._direct:
+            return
         with translated("advise", self._path):
             os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
 
@@ -184,11 +258,19 @@ class PosixFile:
 
 
 class PosixDevice:
-    """A directory of a file system. Files get mode 0600 and a directory that is made here 0700."""
+    """A directory of a file system. Files get mode 0600 and a directory that is made here 0700.
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    direct False: bulk files pass through the page cache although the file system may take O_DIRECT.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, direct: bool = True) -> None:
         self._path = Path(directory)
         self._lock_fd = -1
+        self._buffered_because = "" if direct else "it was asked for"
+
+    @property
+    def buffered_because(self) -> str:
+        return self._buffered_because
 
     @property
     def where(self) -> str:
@@ -219,6 +301,8 @@ class PosixDevice:
         with suppress(OSError):  # the pid only helps the message above; a full disk must not stop a start
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        if not self._buffered_because:
+            self._buffered_because = why_not_direct(self._path / PROBE_NAME)
 
     def names(self) -> list[str]:
         self._refuse_another_directory()
@@ -245,16 +329,20 @@ class PosixDevice:
                 value=self.where,
             )
 
-    def create(self, name: str) -> DeviceFile:
+    def create(self, name: str, *, bulk: bool = False) -> DeviceFile:
         path = str(self._path / name)
+        direct = bulk and not self._buffered_because
         with translated("create", path):
-            return PosixFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), path)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
+            return PosixFile(os.open(path, flags, 0o600), path, direct=direct)
 
-    def open(self, name: str) -> DeviceFile | None:
+    def open(self, name: str, *, bulk: bool = False) -> DeviceFile | None:
         path = str(self._path / name)
+        direct = bulk and not self._buffered_because
         with translated("open", path):
             try:
-                return PosixFile(os.open(path, os.O_RDWR | os.O_CLOEXEC), path)
+                flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
+                return PosixFile(os.open(path, flags), path, direct=direct)
             except FileNotFoundError:
                 return None
 
@@ -283,6 +371,11 @@ class PosixDevice:
                     total += sum(Path(folder, file).lstat().st_blocks * 512 for file in files)
             return total
 
+    def free_bytes(self) -> int:
+        with translated("examine", self.where):
+            system = os.statvfs(self._path)
+        return system.f_bavail * system.f_frsize
+
     def close(self) -> None:
         if self._lock_fd >= 0:
             descriptor, self._lock_fd = self._lock_fd, -1
@@ -296,3 +389,33 @@ class PosixDevice:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def why_not_direct(probe: Path) -> str:
+    """Why O_DIRECT is not in effect for a file of that name, which is made and removed; empty when it is.
+
+    A file system may refuse the flag, or take it and pass through the page cache all the same: so a page is written and
+    looked for there.
+    """
+    page = mmap.mmap(-1, _PAGE)
+    opened: list[int] = []
+    try:
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_DIRECT
+            opened.append(os.open(probe, flags, 0o600))
+            os.pwrite(opened[0], page, 0)
+        except OSError as error:
+            # What the device lacks for a moment says nothing about the flag.
+            return "the file system refuses O_DIRECT" if error.errno in (errno.EINVAL, errno.ENOTSUP) else ""
+        try:
+            opened.append(os.open(probe, os.O_RDONLY | os.O_CLOEXEC))
+            os.preadv(opened[1], [bytearray(_PAGE)], 0, os.RWF_NOWAIT)
+        except OSError:
+            # Nothing of it in the page cache, or no way to ask.
+            return ""
+        return "the file system takes O_DIRECT and caches pages all the same"
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)

@@ -1,6 +1,8 @@
 """The disk format, and nothing else: no I/O here. All integers are little-endian; all offsets are bytes.
 
-A segment file is a header page, batches of records, and once sealed a footer page run that ends the file.
+A segment file is a header page, batches of records, and once sealed a footer page run that ends the file. Files are
+written in whole pages of 4,096 bytes and used again under another segment id and salt: what lies behind the last record
+of an unsealed segment may be zeros, or anything that an earlier life of the file left there.
 
 Segment header, 4,096 bytes at offset 0
     offset size field
@@ -14,17 +16,20 @@ Segment header, 4,096 bytes at offset 0
         64    8 lowest sequence that a record newly written here can have
       4092    4 crc32c of bytes 0-4091
 
-Record header, 256 bytes; the payload follows at once, or at +4,096 when it has 64 KiB or more
+Record header, 256 bytes. Small records have their payload at +256. Large ones (64 KiB or more) have it at +736, behind
+a table of slices, so that header, table and payload of a 449,824-byte block fill 110 pages to the last byte.
          0    8 magic "KVSRECD1"
          8    2 format version
         10    1 kind: 1 block, 2 state, 3 namespace, 4 clear, 5 a namespace's policy, 6 window rows, 7 clear of states
         11    1 flags: bit 0, the writer gave an xxh3
         12    1 lineage
+        14    2 entries in the table of slices, at most 60
         16    4 payload length
         20    4 writer's crc32
         24    8 writer's xxh3-64
         32    8 xxh3-64 of the payload as it was written
         40    4 crc32c of the payload as it was written
+        44    4 crc32c of the table's entries
         48    8 store tag: the first 8 bytes of the uuid
         56    8 salt of the segment
         64    8 segment id
@@ -37,6 +42,12 @@ Record header, 256 bytes; the payload follows at once, or at +4,096 when it has 
        144   32 key
        176   32 parent
        252    4 crc32c of bytes 0-251
+
+Table of slices, at +256 of a large record: where a payload may be cut and verified in parts. 8 bytes an entry
+         0    4 end of the slice in the payload; the next one begins there, and the last one ends with the payload
+         4    4 crc32c of the payload up to that end
+    The crc32c runs on from slice to slice: slice i is verified by continuing entry i-1's to entry i's, and the last
+    slice by continuing to the payload's own. One pass makes all of them.
 
 Footer, at a multiple of 4,096, padded with zeros so that the trailer ends the file at a multiple of 4,096
          0    8 magic "KVSFOOT1"
@@ -60,10 +71,10 @@ Trailer, the last 32 bytes of a sealed file
 
 Identity file, 64 bytes: 0 8 magic "KVSTORE\\n"   8 4 format version   12 16 uuid   60 4 crc32c of bytes 0-59
 
-Alignment. Small records (payload below 64 KiB) begin at multiples of 512, so that a 3,328-byte payload takes 3,584
-bytes and none of it is padding. Large records begin at multiples of 4,096 and so do their payloads, so that
-unbuffered reads can land in place. A batch begins at a multiple of 4,096: no page that holds an acknowledged record
-is ever written again.
+Packing. Small records of a batch lie behind one another at multiples of 512, so that a 3,328-byte payload takes 3,584
+bytes and many share a page run, one write and one sync; each keeps a header of its own, so that one can be read and
+verified without the others. About every MiB of them begins at a multiple of 4,096, as large records and batches do: that
+is where a write may begin, and no page that holds an acknowledged record is ever written again.
 
 Bytes from a disk are claims. A length is used only after the header's checksum covered it, and a good checksum under
 another salt, segment, offset or store is as bad as none.
@@ -72,22 +83,29 @@ another salt, segment, offset or store is as bad as none.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import Enum
+from functools import lru_cache
+from operator import itemgetter, lt
 from typing import NamedTuple
 
-import google_crc32c
+import crc32c as _crc32c
 import xxhash
 
 from kvstore.errors import FormatTooNew, StoreDamaged
 from kvstore.store.base import RecordKind
 from kvstore.types import BlockKey, BytesLike, Checks, Lineage, NamespaceDigest
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PAGE = 4096
 SECTOR = 512
 LARGE_PAYLOAD_BYTES = 64 * 1024
 RECORD_HEADER_BYTES = 256
+LARGE_HEADER_BYTES = 736
+SLICE_ENTRY_BYTES = 8
+SLICES_MAX = (LARGE_HEADER_BYTES - RECORD_HEADER_BYTES) // SLICE_ENTRY_BYTES + 1
+"""61: the last slice needs no entry."""
 SEGMENT_HEADER_BYTES = PAGE
 FOOTER_HEADER_BYTES = 128
 FOOTER_ENTRY_BYTES = 112
@@ -103,17 +121,19 @@ POLICY_KIND = 5
 KINDS = frozenset({*(int(kind) for kind in RecordKind), POLICY_KIND})
 RECORD_MAGIC = b"KVSRECD1"
 FOOTER_MAGIC = b"KVSFOOT1"
+TRAILER_MAGIC = b"KVSTAIL1"
 
 _SEGMENT_MAGIC = b"KVSSEGM1"
-_TRAILER_MAGIC = b"KVSTAIL1"
 _IDENTITY_MAGIC = b"KVSTORE\n"
 _CRC = struct.Struct("<I")
 _SEGMENT = struct.Struct("<8sH6x16sQQQQQ")
-_RECORD = struct.Struct("<8sHBBB3xIIQQI4xQQQQQQQQ32s32s32s")
+_RECORD = struct.Struct("<8sHBBBxHIIQQIIQQQQQQQQ32s32s32s")
+_SLICE = struct.Struct("<II")
 _FOOTER = struct.Struct("<8sH6xQQQQQIII")
 _ENTRY = struct.Struct("<32s32sQQQQIIIHBB")
 _TRAILER = struct.Struct("<8sQQ")
 _IDENTITY = struct.Struct("<8sI16s")
+_END = itemgetter(0)
 _ZEROS = memoryview(bytes(PAGE))
 
 assert _RECORD.size == 208
@@ -163,6 +183,16 @@ class RecordHeader(NamedTuple):
     batch: int
     sequence: int
     created_ms: int
+    slices: int
+    """Entries in the table of slices."""
+    table_crc32c: int
+
+
+class SliceEnd(NamedTuple):
+    """Where a slice of a payload ends, and the crc32c of the payload up to there."""
+
+    end: int
+    crc32c: int
 
 
 class Entry(NamedTuple):
@@ -190,6 +220,14 @@ class Entry(NamedTuple):
         return Lineage.BOUNDED if self.flags & 2 else Lineage.EXACT
 
 
+class FooterHead(NamedTuple):
+    """Counts of namespaces and of entries, and where the records end."""
+
+    namespaces: int
+    entries: int
+    records_end: int
+
+
 class Footer(NamedTuple):
     """What a segment holds, in the order in which it was written."""
 
@@ -198,9 +236,9 @@ class Footer(NamedTuple):
     records_end: int
 
 
-def crc32c(data: BytesLike) -> int:
-    # The checksum's C code takes bytes only; the copy costs less than the checksum's alternatives in Python.
-    return int(google_crc32c.value(data if isinstance(data, bytes) else bytes(data)))
+def crc32c(data: BytesLike, before: int = 0) -> int:
+    """The checksum of `data`, continued from that of what lies before it."""
+    return int(_crc32c.crc32c(data, before))
 
 
 def align(value: int, step: int) -> int:
@@ -208,8 +246,8 @@ def align(value: int, step: int) -> int:
 
 
 def payload_gap(length: int) -> int:
-    """Bytes from a record's header to its payload."""
-    return PAGE if length >= LARGE_PAYLOAD_BYTES else RECORD_HEADER_BYTES
+    """Bytes from the beginning of a record to its payload."""
+    return LARGE_HEADER_BYTES if length >= LARGE_PAYLOAD_BYTES else RECORD_HEADER_BYTES
 
 
 def record_alignment(length: int) -> int:
@@ -249,6 +287,14 @@ def decode_identity(data: bytes, *, directory: str) -> bytes:
             value=directory,
         )
     _, version, uuid = _IDENTITY.unpack_from(data)
+    if version < FORMAT_VERSION:
+        raise StoreDamaged(
+            f"the store in {directory} has disk format {version}, which no release wrote; nothing was touched: "
+            "start with an empty directory",
+            field="format_version",
+            value=version,
+            allowed=f"{FORMAT_VERSION}",
+        )
     if version > FORMAT_VERSION:
         raise FormatTooNew(
             f"the store in {directory} has a newer disk format than this program reads",
@@ -277,7 +323,49 @@ def decode_segment_header(data: bytes) -> SegmentHeader | Verdict:
     return SegmentHeader(*fields) if version == FORMAT_VERSION else Verdict.CORRUPT
 
 
-def encode_record(
+def slice_ends(ends: Sequence[int], length: int) -> Sequence[int]:
+    """The ends that a table of slices of a payload of `length` bytes keeps: ascending, without the payload's own. A slice of
+    less than a page is verified with the one after it, since pages are what is read; and where there are more ends than
+    entries they are evenly thinned out."""
+    return () if length < LARGE_PAYLOAD_BYTES else _slice_ends(tuple(ends), length)
+
+
+@lru_cache(maxsize=256)
+def _slice_ends(ends: tuple[int, ...], length: int) -> tuple[int, ...]:
+    inner: list[int] = []
+    for end in sorted(ends):
+        if (inner[-1] if inner else 0) + PAGE <= end < length:
+            inner.append(end)
+    most = SLICES_MAX - 1
+    return tuple(inner if len(inner) <= most else [inner[i * len(inner) // most] for i in range(most)])
+
+
+class PayloadSums(NamedTuple):
+    """What a record's head says about its payload. `table`: the entries of its table of slices."""
+
+    length: int
+    crc32c: int
+    xxh3_64: int
+    table: bytes
+
+
+def payload_sums(payload: BytesLike, slices: Sequence[int] = ()) -> PayloadSums:
+    """Checksums of a payload. `slices`: ends of slices, thinned out if need be."""
+    view = memoryview(payload)
+    length = view.nbytes
+    # First: it brings the bytes near so much faster than crc32c that both together take less than crc32c alone.
+    xxh3 = xxhash.xxh3_64_intdigest(payload)
+    crc = begin = 0
+    entries: list[int] = []
+    for end in slice_ends(slices, length):
+        crc = _crc32c.crc32c(view[begin:end], crc)
+        entries += end, crc
+        begin = end
+    crc = _crc32c.crc32c(view[begin:], crc)
+    return PayloadSums(length, crc, xxh3, struct.pack(f"<{len(entries)}I", *entries))
+
+
+def encode_record_head(
     *,
     identity: SegmentIdentity,
     offset: int,
@@ -291,21 +379,22 @@ def encode_record(
     position: int,
     lineage: Lineage,
     checks: Checks,
-    payload: BytesLike,
-) -> list[BytesLike]:
-    """The parts of a record, in order, `record_span(length)` bytes in all. The payload is not copied."""
-    length = memoryview(payload).nbytes
+    sums: PayloadSums,
+) -> bytes:
+    """What lies before the payload: `payload_gap(length)` bytes."""
     body = _RECORD.pack(
         RECORD_MAGIC,
         FORMAT_VERSION,
         kind,
         int(checks.has_xxh3),
         lineage,
-        length,
+        len(sums.table) // SLICE_ENTRY_BYTES,
+        sums.length,
         checks.crc32,
         checks.xxh3_64,
-        xxhash.xxh3_64_intdigest(payload),
-        crc32c(payload),
+        sums.xxh3_64,
+        sums.crc32c,
+        crc32c(sums.table),
         identity.store_tag,
         identity.salt,
         identity.segment_id,
@@ -318,14 +407,7 @@ def encode_record(
         key,
         parent,
     ).ljust(RECORD_HEADER_BYTES - 4, b"\0")
-    gap = payload_gap(length)
-    parts: list[BytesLike] = [body + _CRC.pack(crc32c(body))]
-    if gap > RECORD_HEADER_BYTES:
-        parts.append(zeros(gap - RECORD_HEADER_BYTES))
-    parts.append(payload)
-    if tail := record_span(length) - gap - length:
-        parts.append(zeros(tail))
-    return parts
+    return (body + _CRC.pack(crc32c(body)) + sums.table).ljust(payload_gap(sums.length), b"\0")
 
 
 def decode_record_header(data: bytes, *, identity: SegmentIdentity, offset: int) -> RecordHeader | Verdict:
@@ -343,11 +425,13 @@ def decode_record_header(data: bytes, *, identity: SegmentIdentity, offset: int)
         kind,
         flags,
         lineage,
+        slices,
         length,
         crc32,
         writer_xxh3,
         xxh3,
         crc,
+        table_crc,
         tag,
         salt,
         segment_id,
@@ -361,6 +445,8 @@ def decode_record_header(data: bytes, *, identity: SegmentIdentity, offset: int)
         parent,
     ) = _RECORD.unpack_from(data)
     if version != FORMAT_VERSION or kind not in KINDS or lineage not in (1, 2) or flags > 1:
+        return Verdict.CORRUPT
+    if slices >= (SLICES_MAX if length >= LARGE_PAYLOAD_BYTES else 1):
         return Verdict.CORRUPT
     if (tag, segment_id, own_offset) != (identity.store_tag, identity.segment_id, offset):
         return Verdict.CORRUPT
@@ -382,7 +468,54 @@ def decode_record_header(data: bytes, *, identity: SegmentIdentity, offset: int)
         batch,
         sequence,
         created_ms,
+        slices,
+        table_crc,
     )
+
+
+def decode_slices(data: BytesLike, header: RecordHeader) -> list[SliceEnd] | Verdict:
+    """All slices of a record's payload, the last one ending with it. `data` begins with the record."""
+    table = memoryview(data)[RECORD_HEADER_BYTES : RECORD_HEADER_BYTES + SLICE_ENTRY_BYTES * header.slices]
+    if len(table) < SLICE_ENTRY_BYTES * header.slices:
+        return Verdict.TORN
+    if crc32c(table) != header.table_crc32c:
+        return Verdict.CORRUPT
+    found = [*map(SliceEnd._make, _SLICE.iter_unpack(table)), SliceEnd(header.length, header.crc32c)]
+    ends = [end for end, _ in found]
+    if not all(map(lt, [0, *ends], ends)) and header.length:
+        return Verdict.CORRUPT
+    return found
+
+
+def payload_holds(header: RecordHeader, payload: BytesLike) -> bool:
+    """Whether a whole payload has both checksums that it was written with."""
+    return (
+        memoryview(payload).nbytes == header.length
+        and crc32c(payload) == header.crc32c
+        and xxhash.xxh3_64_intdigest(payload) == header.xxh3_64
+    )
+
+
+def covering_slices(slices: Sequence[SliceEnd], begin: int, end: int) -> tuple[int, int]:
+    """Bytes [first, last) of a payload: the whole slices around [begin, end)."""
+    before = bisect_right(slices, begin, key=_END)
+    after = bisect_left(slices, end, key=_END)
+    return slices[before - 1].end if before else 0, slices[after].end if end else 0
+
+
+def slices_hold(slices: Sequence[SliceEnd], begin: int, data: BytesLike) -> bool:
+    """Whether `data`, whole slices from byte `begin` of a payload on, are what was written."""
+    view = memoryview(data)
+    before, after = _crc32c_until(slices, begin), _crc32c_until(slices, begin + view.nbytes)
+    return before is not None and after is not None and crc32c(view, before) == after
+
+
+def _crc32c_until(slices: Sequence[SliceEnd], end: int) -> int | None:
+    """Of the payload up to `end`; None where no slice ends there."""
+    if end == 0:
+        return 0
+    at = bisect_left(slices, end, key=_END)
+    return slices[at].crc32c if at < len(slices) and slices[at].end == end else None
 
 
 def decode_record(
@@ -396,7 +529,7 @@ def decode_record(
     payload = data[begin : begin + header.length]
     if len(payload) < header.length:
         return Verdict.TORN
-    if crc32c(payload) != header.crc32c or xxhash.xxh3_64_intdigest(payload) != header.xxh3_64:
+    if not payload_holds(header, payload):
         return Verdict.CORRUPT
     return header, payload
 
@@ -432,7 +565,7 @@ def identity_fields(identity: SegmentIdentity) -> tuple[int, int, int]:
 def finish_footer(footer: bytes, *, offset: int, salt: int) -> bytes:
     """A footer padded and with its trailer, as it ends the file."""
     size = align(len(footer) + TRAILER_BYTES, PAGE)
-    tail = _TRAILER.pack(_TRAILER_MAGIC, offset, salt).ljust(TRAILER_BYTES - 4, b"\0")
+    tail = _TRAILER.pack(TRAILER_MAGIC, offset, salt).ljust(TRAILER_BYTES - 4, b"\0")
     return footer.ljust(size - TRAILER_BYTES, b"\0") + tail + _CRC.pack(crc32c(tail))
 
 
@@ -440,7 +573,7 @@ def decode_trailer(data: bytes) -> tuple[int, int] | Verdict:
     """(footer offset, salt) from the last 32 bytes of a file."""
     if len(data) < TRAILER_BYTES:
         return Verdict.TORN
-    if data[:8] != _TRAILER_MAGIC or not _sealed_by_crc(data):
+    if data[:8] != TRAILER_MAGIC or not _sealed_by_crc(data):
         return Verdict.CORRUPT
     _, offset, salt = _TRAILER.unpack_from(data)
     return offset, salt
@@ -456,26 +589,35 @@ def footer_extent(head: bytes) -> int | Verdict:
     return int(FOOTER_HEADER_BYTES + 32 * names + FOOTER_ENTRY_BYTES * count)
 
 
-def decode_footer(data: bytes, *, identity: SegmentIdentity) -> Footer | Verdict:
-    """A footer, which may be followed by padding. Every entry lies between the segment's header and the footer."""
-    extent = footer_extent(data)
+def footer_head(data: BytesLike, *, identity: SegmentIdentity) -> FooterHead | Verdict:
+    """What a footer says of itself, once its checksums and identity hold; padding may follow it."""
+    extent = footer_extent(bytes(data[:FOOTER_HEADER_BYTES]))
     if isinstance(extent, Verdict):
         return extent
-    _, version, tag, salt, segment_id, offset, records_end, names, _, crc = _FOOTER.unpack_from(data)
+    _, version, tag, salt, segment_id, offset, records_end, names, count, crc = _FOOTER.unpack_from(data)
     if version != FORMAT_VERSION or (tag, segment_id) != (identity.store_tag, identity.segment_id):
         return Verdict.CORRUPT
     if salt != identity.salt or not SEGMENT_HEADER_BYTES <= records_end <= offset:
         return Verdict.CORRUPT
     if len(data) < extent:
         return Verdict.TORN
-    body = data[FOOTER_HEADER_BYTES:extent]
-    if crc32c(body) != crc:
+    if crc32c(memoryview(data)[FOOTER_HEADER_BYTES:extent]) != crc:
         return Verdict.CORRUPT
-    namespaces = [NamespaceDigest(body[32 * i : 32 * i + 32]) for i in range(names)]
-    entries = [Entry._make(fields) for fields in _ENTRY.iter_unpack(body[32 * names :])]
-    return Footer(namespaces, entries, records_end)
+    return FooterHead(names, count, records_end)
+
+
+def decode_footer(data: bytes, *, identity: SegmentIdentity) -> Footer | Verdict:
+    """A footer, which may be followed by padding. Every entry lies between the segment's header and the footer."""
+    head = footer_head(data, identity=identity)
+    if isinstance(head, Verdict):
+        return head
+    body = FOOTER_HEADER_BYTES + 32 * head.namespaces
+    end = body + FOOTER_ENTRY_BYTES * head.entries
+    namespaces = [NamespaceDigest(data[at : at + 32]) for at in range(FOOTER_HEADER_BYTES, body, 32)]
+    entries = [Entry._make(fields) for fields in _ENTRY.iter_unpack(data[body:end])]
+    return Footer(namespaces, entries, head.records_end)
 
 
 def _sealed_by_crc(data: bytes) -> bool:
     """The last four bytes are the crc32c of the rest."""
-    return bool(_CRC.unpack_from(data, len(data) - 4)[0] == google_crc32c.value(data[:-4]))
+    return bool(_CRC.unpack_from(data, len(data) - 4)[0] == crc32c(data[:-4]))

@@ -7,12 +7,12 @@ from contextlib import suppress
 
 from kvstore.errors import DeviceError, KvstoreError, StoreDamaged
 from kvstore.store.catalog import LmdbCatalog
-from kvstore.store.device import LOCK_NAME, Device, read_fully, write_all
+from kvstore.store.device import LOCK_NAME, PROBE_NAME, Device, read_fully, write_all
 from kvstore.store.format import IDENTITY_BYTES, decode_identity, encode_identity
 from kvstore.store.segment import TEMPORARY_SUFFIX
 
 IDENTITY_NAME = "identity"
-_BEFORE_IDENTITY = frozenset({LOCK_NAME, IDENTITY_NAME + TEMPORARY_SUFFIX, "lost+found"})
+_BEFORE_IDENTITY = frozenset({LOCK_NAME, PROBE_NAME, IDENTITY_NAME + TEMPORARY_SUFFIX, "lost+found"})
 """What a directory may hold that we have only begun to use, or that a new file system holds."""
 
 Randomness = Callable[[int], bytes]

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from kvstore.errors import InvalidArgument
 from kvstore.store.base import Record, RecordKind
-from kvstore.store.format import PAYLOAD_BYTES_MAX, POLICY_KIND
+from kvstore.store.format import PAYLOAD_BYTES_MAX, POLICY_KIND, payload_sums
 from kvstore.store.writer import Pending
 from kvstore.types import KEY_BYTES, BlockKey, Checks, Lineage, NamespaceDigest
 
 POLICY_BYTES_MAX = 4096
 _NO_KEY = BlockKey(bytes(KEY_BYTES))
+_KINDS = frozenset(RecordKind)
 _U64_MAX = 2**64 - 1
 
 
@@ -19,7 +20,7 @@ def refuse_impossible(records: Sequence[Record], *, payload_bytes_max: int) -> N
     """Raise InvalidArgument, naming the field, for what no log holds."""
     total = 0
     for record in records:
-        if record.kind not in set(RecordKind):
+        if record.kind not in _KINDS:
             raise InvalidArgument(
                 "no such kind of record",
                 field="kind",
@@ -53,10 +54,13 @@ def refuse_impossible(records: Sequence[Record], *, payload_bytes_max: int) -> N
         )
 
 
-def pending_records(
-    records: Sequence[Record], *, first_sequence: int, created_ms: int, payload_bytes_max: int
-) -> list[Pending]:
-    """The records with consecutive sequences. Raises InvalidArgument."""
+SUMMED_AHEAD = 16
+"""Records of a batch that are summed up before it is its turn: the device has work at once then, and the rest is summed up
+while it is at work."""
+
+
+def pending_records(records: Sequence[Record], *, payload_bytes_max: int) -> list[Pending]:
+    """The records, to be given their sequences and time when it is their turn. Raises InvalidArgument."""
     refuse_impossible(records, payload_bytes_max=payload_bytes_max)
     return [
         Pending(
@@ -69,10 +73,13 @@ def pending_records(
             record.checks,
             record.payload,
             memoryview(record.payload).nbytes,
-            first_sequence + index,
-            created_ms,
+            0,
+            0,
+            record.slices,
+            record.slot,
+            payload_sums(record.payload, record.slices) if number < SUMMED_AHEAD else None,
         )
-        for index, record in enumerate(records)
+        for number, record in enumerate(records)
     ]
 
 

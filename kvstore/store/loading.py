@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvstore.store.catalog import DEAD, SEALED, SegmentRow, decode_segment_row, key_of
+from kvstore.store.columns import EMPTY, Footer, read_footer, without_entries_behind
 from kvstore.store.device import Device, DeviceFile, read_fully
 from kvstore.store.format import (
     FOOTER_HEADER_BYTES,
@@ -13,24 +15,25 @@ from kvstore.store.format import (
     SEGMENT_HEADER_BYTES,
     TRAILER_BYTES,
     Entry,
-    Footer,
     RecordHeader,
     SegmentHeader,
     SegmentIdentity,
     Verdict,
     align,
-    decode_footer,
     decode_segment_header,
     decode_trailer,
+    encode_footer,
     footer_extent,
     payload_gap,
     store_tag,
 )
-from kvstore.store.scan import scan_segment
+from kvstore.store.scan import Scan, scan_segment
 from kvstore.store.segment import segment_name
 from kvstore.types import Lineage, NamespaceDigest
 
-_EMPTY = Footer([], [], SEGMENT_HEADER_BYTES)
+Progress = Callable[[str, int, int], None]
+"""Told of a start: phase, how much of it is done, and how much it is in all. Phases: "catalogue" and "segments" count
+themselves; "records" counts bytes of one segment whose footer is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class _Context(NamedTuple):
 
 
 def load_segment(
-    device: Device, segment_id: int, *, uuid: bytes, rows: dict[bytes, bytes]
+    device: Device, segment_id: int, *, uuid: bytes, rows: dict[bytes, bytes], progress: Progress
 ) -> LoadedSegment | None:
     """Read what the file of `segment_id` holds; None for a file of another store, which is left alone.
 
@@ -71,27 +74,38 @@ def load_segment(
     try:
         size = file.size()
         header = decode_segment_header(read_fully(file, 0, SEGMENT_HEADER_BYTES))
+        if isinstance(header, Verdict):
+            # It may have been bent on its way.
+            file.forget_cached(0, SEGMENT_HEADER_BYTES)
+            header = decode_segment_header(read_fully(file, 0, SEGMENT_HEADER_BYTES))
         if isinstance(header, SegmentHeader) and header.uuid != uuid:
             return None
-        row = decode_segment_row(rows.get(key_of(b"S", segment_id), b""))
-        salt = header.salt if isinstance(header, SegmentHeader) else _salt_without_header(file, size, row)
-        identity = SegmentIdentity(store_tag(uuid), segment_id, salt)
         if isinstance(header, SegmentHeader) and header.segment_id != segment_id:
-            return LoadedSegment(identity, size, _EMPTY, damaged_records=1)
+            # Written to the wrong place, perhaps: the records behind it say themselves whose they are.
+            header = Verdict.CORRUPT
+        row = decode_segment_row(rows.get(key_of(b"S", segment_id), b""))
+        identity = SegmentIdentity(store_tag(uuid), segment_id, 0)
+        salt = (
+            header.salt
+            if isinstance(header, SegmentHeader)
+            else _salt_without_header(file, size, identity, row)
+        )
+        identity = identity._replace(salt=salt)
         if row is not None and row.salt != salt:
             row = None
-        return _load(_Context(file, size, identity, header, row, rows.get(key_of(b"F", segment_id), b"")))
+        footer_row = rows.get(key_of(b"F", segment_id), b"")
+        return _load(_Context(file, size, identity, header, row, footer_row), progress)
     finally:
         file.close()
 
 
-def _load(at: _Context) -> LoadedSegment:
+def _load(at: _Context, progress: Progress) -> LoadedSegment:
     first = at.header.first_sequence if isinstance(at.header, SegmentHeader) else 0
     if at.row is not None and at.row.state == DEAD:
-        return LoadedSegment(at.identity, at.size, _EMPTY, dead=True, first_sequence=first)
+        return LoadedSegment(at.identity, at.size, EMPTY, dead=True, first_sequence=first)
     lost = int(isinstance(at.header, Verdict))
     if at.row is not None and at.row.state == SEALED and at.row.file_bytes == at.size:
-        footer = decode_footer(at.footer_row, identity=at.identity)
+        footer = read_footer(at.footer_row, identity=at.identity)
         if isinstance(footer, Footer):
             return _within(at, footer, known=True, first_sequence=first, damaged_records=lost)
     at.file.sync()
@@ -100,8 +114,10 @@ def _load(at: _Context) -> LoadedSegment:
         return _within(at, footer, known=False, first_sequence=first, damaged_records=lost)
     # Only what the device itself says counts: a process that died may have left bytes in memory whose sync failed,
     # and nothing may be built on those.
-    at.file.forget_cached(0, 0)
-    scan = scan_segment(at.file, at.identity, at.size)
+    scan = _scan(at, progress)
+    if scan.torn_bytes or scan.damaged_records:
+        # Nothing is cut off that a second look finds whole.
+        scan = max(scan, _scan(at, progress), key=lambda each: (len(each.records), each.end))
     if scan.footer is not None:
         return _within(at, scan.footer, known=False, first_sequence=first, damaged_records=lost)
     records = scan.records
@@ -117,7 +133,7 @@ def _load(at: _Context) -> LoadedSegment:
     return LoadedSegment(
         identity,
         size,
-        _footer_from(records, min(scan.end, size)),
+        _footer_from(records, min(scan.end, size), identity),
         unused=not records and not lost and not missing,
         first_sequence=first,
         torn_bytes=scan.torn_bytes,
@@ -125,15 +141,21 @@ def _load(at: _Context) -> LoadedSegment:
     )
 
 
+def _scan(at: _Context, progress: Progress) -> Scan:
+    at.file.forget_cached(0, 0)
+    return scan_segment(
+        at.file, at.identity, at.size, progress=lambda done: progress("records", done, at.size)
+    )
+
+
 def _within(
     at: _Context, footer: Footer, *, known: bool, first_sequence: int, damaged_records: int
 ) -> LoadedSegment:
     """A footer's segment, without entries that point outside of the file."""
-    entries = footer.entries
     if footer.records_end > at.size:
-        entries = [entry for entry in entries if entry.offset + entry.length <= at.size]
-        damaged_records += len(footer.entries) - len(entries)
-        footer = Footer(footer.namespaces, entries, at.size)
+        entries = len(footer.entries)
+        footer = without_entries_behind(footer, at.size, identity=at.identity)
+        damaged_records += entries - len(footer.entries)
     return LoadedSegment(
         at.identity,
         at.size,
@@ -144,12 +166,18 @@ def _within(
     )
 
 
-def _salt_without_header(file: DeviceFile, size: int, row: SegmentRow | None) -> int:
-    """The salt of a segment whose header is damaged; 0 when nothing says it."""
+def _salt_without_header(
+    file: DeviceFile, size: int, identity: SegmentIdentity, row: SegmentRow | None
+) -> int:
+    """The salt of a segment whose header is damaged; 0 when nothing says it. `identity` is all but the salt."""
     if row is not None:
         return row.salt
     trailer = decode_trailer(read_fully(file, max(0, size - TRAILER_BYTES), TRAILER_BYTES))
-    return 0 if isinstance(trailer, Verdict) else trailer[1]
+    if isinstance(trailer, Verdict):
+        return 0
+    # A whole trailer may be left from the file's earlier life; only a footer of this segment says whose it is.
+    _, salt = trailer
+    return salt if isinstance(_footer_of(file, size, identity._replace(salt=salt)), Footer) else 0
 
 
 def _footer_of(file: DeviceFile, size: int, identity: SegmentIdentity) -> Footer | Verdict:
@@ -164,10 +192,10 @@ def _footer_of(file: DeviceFile, size: int, identity: SegmentIdentity) -> Footer
         return extent
     if extent > size - offset:
         return Verdict.CORRUPT
-    return decode_footer(read_fully(file, offset, extent), identity=identity)
+    return read_footer(read_fully(file, offset, extent), identity=identity)
 
 
-def _footer_from(records: list[RecordHeader], end: int) -> Footer:
+def _footer_from(records: list[RecordHeader], end: int, identity: SegmentIdentity) -> Footer:
     """The footer that a segment of these records would have been given."""
     numbers: dict[NamespaceDigest, int] = {}
     entries = []
@@ -190,4 +218,11 @@ def _footer_from(records: list[RecordHeader], end: int) -> Footer:
                 flags,
             )
         )
-    return Footer(list(numbers), entries, end)
+    if not entries:
+        return EMPTY._replace(records_end=end)
+    data = encode_footer(
+        identity, offset=align(end, PAGE), records_end=end, namespaces=list(numbers), entries=entries
+    )
+    footer = read_footer(data, identity=identity)
+    assert isinstance(footer, Footer), "a scan finds records in order"
+    return footer

@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
-from kvstore.errors import DeviceError, InvalidArgument, NoSpace
+from kvstore.errors import DeviceError, InvalidArgument, KvstoreError, NoSpace
 from kvstore.store.appender import Appender
-from kvstore.store.base import Place, Record, RecordKind, Space
+from kvstore.store.ballast import Ballast, ballast_bytes_for
+from kvstore.store.base import Cheapest, Place, Record, Space, Verified, Wanted
 from kvstore.store.catalog import DEAD, SegmentRow, key_of, policy_row, segment_row
 from kvstore.store.cleaning import Cleaner, uses_rows
 from kvstore.store.incoming import pending_policy, pending_records
-from kvstore.store.segment import COVERED_KINDS, Segment, State
+from kvstore.store.segment import CACHED_KINDS, COVERED_KINDS, Segment, State
 from kvstore.store.space import largest_batch, payload_room
+from kvstore.store.spares import retire_file
 from kvstore.store.state import OpenedStore
-from kvstore.types import BlockKey, NamespaceDigest
+from kvstore.store.verify import verify_segment
+from kvstore.store.writer import Pending
+from kvstore.types import BytesLike, NamespaceDigest
 
 _HOUR = 3600
 _HOURS_MAX = 2**32 - 1
@@ -34,6 +38,8 @@ class SegmentLog:
         self._disk = store.disk
         self._appender = Appender(store)
         self._cleaner = Cleaner(store, self._appender)
+        self._ballast = Ballast(store, size_bytes=ballast_bytes_for(store.disk.budget_bytes))
+        store.make_way = self._ballast.release
         self._turn = threading.Lock()
         self._closed = False
 
@@ -41,23 +47,36 @@ class SegmentLog:
         return f"SegmentLog({self._store.device.where!r}, {self.space()})"
 
     def append(self, records: Sequence[Record]) -> list[Place]:
+        # Not in its turn: another append may be at work meanwhile.
+        items = pending_records(records, payload_bytes_max=self.largest_append_bytes())
         with self._turn:
             self._refuse_closed()
-            items = pending_records(
-                records,
-                first_sequence=self._store.next_sequence,
-                created_ms=self._store.now_ms(),
-                payload_bytes_max=self.largest_append_bytes(),
-            )
             if not items:
                 return []
-            self._store.take_sequences(len(items))
+            first, now = self._store.take_sequences(len(items)), self._store.now_ms()
+            for number, item in enumerate(items):
+                item.sequence, item.created_ms = first + number, now
             # A clear is what makes space; it may use the space that is kept for copies.
             only_clears = all(item.kind in COVERED_KINDS for item in items)
-            places = self._appender.append(items, cleaning=only_clears)
+            places = self._append_in_parts(items, cleaning=only_clears)
             self._table.count("appended_records", len(items))
             self._table.count("appended_bytes", sum(item.length for item in items))
             return places
+
+    def _append_in_parts(self, items: list[Pending], *, cleaning: bool) -> list[Place]:
+        """What the open segment still takes goes there, so that segments are filled to their end; the rest goes to the
+        next one. Only the log's own records stay together with what they are about, and where the next segment needs the
+        room that the open one would give back, the batch does."""
+        count = self._appender.fitting(items) if self._appender.may_create_beside() else 0
+        if not 0 < count < len(items) or any(item.kind not in CACHED_KINDS for item in items):
+            return self._appender.append(items, cleaning=cleaning)
+        first = self._appender.append(items[:count])
+        try:
+            return first + self._appender.append(items[count:])
+        except KvstoreError:
+            # None of it counts: whoever asked for it was told so.
+            self.discard(first)
+            raise
 
     def put_policy(self, namespace: NamespaceDigest, policy: str) -> None:
         with self._turn:
@@ -71,8 +90,11 @@ class SegmentLog:
             self._appender.append([item])
             self._store.write_rows({b"P" + namespace: policy_row(item.sequence, policy)})
 
-    def read(self, wanted: Sequence[tuple[Place, BlockKey, RecordKind]]) -> list[bytes | None]:
-        return self._store.reader.read(wanted)
+    def read(self, wanted: Sequence[Wanted], room: memoryview | None = None) -> list[BytesLike | None]:
+        return self._store.reader.read(wanted, room)
+
+    def room_for(self, wanted: Sequence[Wanted]) -> int:
+        return self._store.reader.room_for(wanted)
 
     def room_bytes(self) -> int:
         if self._appender.may_create():
@@ -97,19 +119,27 @@ class SegmentLog:
             if self._appender.holds_only_dead() and not self._appender.may_create():
                 # Space is short, and this segment is the only one that can give some.
                 self._appender.seal()
-            return self._reclaim()
+            freed = self._reclaim()
+            if self._ballast.is_wanted():
+                self._appender.settle()
+                self._ballast.restore()
+            return freed
 
-    def cheapest_segment(self) -> tuple[int, int] | None:
+    def cheapest_segment(self) -> Cheapest | None:
         with self._table.lock:
-            costs = [
-                (segment.live / segment.allocated, segment.segment_id, segment.live)
+            sealed = [
+                Cheapest(segment.segment_id, segment.live, segment.allocated)
                 for segment in self._table.segments.values()
                 if segment.state is State.CLOSED and segment.has_live()
             ]
-        if not costs:
-            return None
-        _, segment_id, live = min(costs)
-        return segment_id, live
+        return min(sealed, key=lambda each: (each.live_share, each.segment_id), default=None)
+
+    def segment_ids(self) -> list[int]:
+        with self._table.lock:
+            return sorted(each.segment_id for each in self._table.segments.values() if each.has_live())
+
+    def verify(self, segment_id: int, *, begin: int, bytes_max: int) -> Verified:
+        return verify_segment(self._store, segment_id, begin=begin, bytes_max=bytes_max)
 
     def clean(self, segment_id: int) -> dict[Place, Place]:
         with self._turn:
@@ -150,14 +180,16 @@ class SegmentLog:
     def space(self) -> Space:
         with self._table.lock:
             segments = self._table.segments.values()
-            creating = self._disk.creating_bytes
+            spare = self._disk.spare_bytes()
+            beside = self._disk.creating_bytes + spare
             return Space(
                 budget=self._disk.budget_bytes,
                 live=sum(segment.live for segment in segments),
                 dead=sum(segment.dead for segment in segments),
                 padded=sum(segment.padded for segment in segments),
-                reserved=sum(segment.reserved for segment in segments) + creating,
-                allocated=sum(segment.allocated for segment in segments) + creating,
+                reserved=sum(segment.reserved for segment in segments) + beside,
+                allocated=sum(segment.allocated for segment in segments) + beside,
+                spare=spare,
                 other=self._disk.other_bytes,
                 segments=len(segments),
             )
@@ -167,29 +199,39 @@ class SegmentLog:
 
     def check_integrity(self) -> None:
         with self._turn:
+            self._appender.settle()
             self._disk.refresh()
             with self._table.lock:
                 for segment in self._table.segments.values():
                     segment.check()
-                names = [segment.name for segment in self._table.segments.values()]
+                segments = list(self._table.segments.values())
+                # A removal that failed half-way counts until it has been made durable, whatever is left of the file.
+                going = sum(segment.allocated for segment in segments if segment.state is State.DYING)
+                names = [segment.name for segment in segments if segment.state is not State.DYING]
+            names.extend(self._disk.spares)
             space = self.space()
             assert space.live + space.dead + space.padded + space.reserved == space.allocated, space
-            measured = sum(self._store.device.allocated(name) for name in names)
+            measured = going + sum(self._store.device.allocated(name) for name in names)
             # The file system's own blocks for a file's extents come on top, a page or so for each.
             slack = space.allocated // 100 + 8192 * len(names)
             assert abs(measured - space.allocated) <= slack, (measured, space)
+
+    @property
+    def buffered_because(self) -> str:
+        return self._store.device.buffered_because
 
     def close(self) -> None:
         with self._turn:
             if self._closed:
                 return
             self._closed = True
-            try:
-                self._appender.seal()
-                self._store.files.close()
-                self._store.catalog.close()
-            finally:
-                self._store.device.close()
+            # Whatever fails of it, the rest is given back; the last one entered is the first to run.
+            with ExitStack() as last:
+                last.callback(self._store.device.close)
+                last.callback(self._store.lanes.close)
+                last.callback(self._store.catalog.close)
+                last.callback(self._store.files.close)
+                last.callback(self._appender.finish)
 
     def _reclaim(self) -> int:
         total = 0
@@ -204,9 +246,12 @@ class SegmentLog:
             # Without this row a crash between the removals and their sync would bring segments back.
             self._store.write_rows(_rows_of_dead(victims))
             try:
+                spares: list[str] = []
                 for segment in victims:
                     self._store.files.drop(segment.name)
-                    self._store.device.unlink(segment.name)
+                    name = retire_file(self._store, segment, kept=len(self._disk.spares) + len(spares))
+                    if name is not None:
+                        spares.append(name)
                 self._store.device.sync_names()
             except (DeviceError, NoSpace):
                 self._table.count("device_errors")
@@ -214,9 +259,10 @@ class SegmentLog:
             with self._table.lock:
                 for segment in victims:
                     del self._table.segments[segment.segment_id]
+                self._disk.spares.update(dict.fromkeys(spares, self._disk.segment_bytes))
             total += sum(segment.allocated for segment in victims)
             self._table.count("reclaimed_segments", len(victims))
-            self._store.stale_rows.update({key_of(b"S", segment.segment_id): None for segment in victims})
+            self._store.forget_rows(key_of(b"S", segment.segment_id) for segment in victims)
             self._disk.refresh()
 
     def _drop_spent_clears(self) -> None:

@@ -9,11 +9,23 @@ from dataclasses import dataclass, field
 
 from kvstore.clock import Clock
 from kvstore.errors import DirectoryInUse, InvalidArgument, NoSpace
-from kvstore.store.base import Found, Place, Record, RecordKind, Recovery, Space
+from kvstore.store.base import (
+    Cheapest,
+    Damage,
+    Found,
+    Place,
+    Record,
+    RecordKind,
+    Recovery,
+    Space,
+    Verified,
+    Wanted,
+)
 from kvstore.store.incoming import pending_policy, refuse_impossible
+from kvstore.store.records import Records
 from kvstore.store.space import largest_batch, segment_bytes_for
 from kvstore.store.table import COUNTERS
-from kvstore.types import BlockKey, NamespaceDigest
+from kvstore.types import BlockKey, BytesLike, NamespaceDigest
 
 _COVERED = {
     RecordKind.CLEAR: (RecordKind.BLOCK, RecordKind.STATE, RecordKind.ROWS),
@@ -108,7 +120,7 @@ def open_memory(
             )
         )
     log = MemoryLog(disk, budget_bytes=budget_bytes, segment_bytes=size, clock=clock)
-    return log, Recovery(found, dict(disk.policies), fresh, False, 0, 0)
+    return log, Recovery(Records.of(found), dict(disk.policies), fresh, False, 0, 0)
 
 
 class MemoryLog:
@@ -144,10 +156,10 @@ class MemoryLog:
             self._counts["syncs"] += 1
             return places
 
-    def read(self, wanted: Sequence[tuple[Place, BlockKey, RecordKind]]) -> list[bytes | None]:
+    def read(self, wanted: Sequence[Wanted], room: memoryview | None = None) -> list[BytesLike | None]:
         with self._lock:
-            answers: list[bytes | None] = []
-            for place, key, kind in wanted:
+            answers: list[BytesLike | None] = []
+            for place, key, kind, begin, end in wanted:
                 kept = self._disk.at(place)
                 if kept is None:
                     answers.append(None)
@@ -156,8 +168,12 @@ class MemoryLog:
                     answers.append(None)
                 else:
                     self._counts["read_records"] += 1
-                    answers.append(kept.payload)
+                    answers.append(kept.payload[begin:end])
             return answers
+
+    def room_for(self, wanted: Sequence[Wanted]) -> int:
+        """None: what it hands out lies in its own memory."""
+        return 0
 
     def room_bytes(self) -> int:
         with self._lock:
@@ -197,14 +213,33 @@ class MemoryLog:
             self._counts["reclaimed_segments"] += len(gone)
             return freed
 
-    def cheapest_segment(self) -> tuple[int, int] | None:
+    def cheapest_segment(self) -> Cheapest | None:
         with self._lock:
-            costs = [
-                (segment.live(), number)
+            sealed = [
+                Cheapest(number, segment.live(), segment.allocated())
                 for number, segment in self._disk.segments.items()
                 if segment.sealed and _lives(segment)
             ]
-            return None if not costs else (min(costs)[1], min(costs)[0])
+            return min(sealed, key=lambda each: (each.live_share, each.segment_id), default=None)
+
+    def segment_ids(self) -> list[int]:
+        with self._lock:
+            return sorted(number for number, segment in self._disk.segments.items() if _lives(segment))
+
+    def verify(self, segment_id: int, *, begin: int, bytes_max: int) -> Verified:
+        """All of the segment in one step."""
+        with self._lock:
+            segment = self._disk.segments.get(segment_id)
+            living = [] if segment is None else [pair for pair in segment.kept.items() if pair[1].live]
+            damages = [
+                Damage(Place(segment_id, offset, len(kept.intact)), kept.record.key, "record")
+                for offset, kept in living
+                if kept.payload != kept.intact
+            ]
+            self._counts["damaged_records"] += len(damages)
+            self._counts["quarantined_records"] += len(damages)
+            self.discard(damage.place for damage in damages)
+            return Verified(len(living), sum(len(kept.intact) for _, kept in living), damages, None)
 
     def clean(self, segment_id: int) -> dict[Place, Place]:
         with self._lock:
@@ -273,6 +308,10 @@ class MemoryLog:
         space = self.space()
         assert space.live + space.dead + space.padded + space.reserved == space.allocated, space
         assert min(space.live, space.dead, space.padded, space.reserved) >= 0, space
+
+    @property
+    def buffered_because(self) -> str:
+        return "it is memory"
 
     def close(self) -> None:
         with self._lock:

@@ -1,30 +1,48 @@
-"""Reading records back: neighbours in one read, every byte checked, one second look before a record is given up."""
+"""Reading records back: neighbours in one read, runs side by side, every byte checked, one second look at damage."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from kvstore.errors import DeviceError
-from kvstore.store.base import Place, RecordKind
-from kvstore.store.device import Device, DeviceFile, read_fully
+from kvstore.store.base import Place, RecordKind, Wanted
+from kvstore.store.buffers import aligned
+from kvstore.store.device import Device, DeviceFile, read_pages
 from kvstore.store.format import (
+    LARGE_HEADER_BYTES,
     LARGE_PAYLOAD_BYTES,
     PAGE,
+    PAYLOAD_BYTES_MAX,
+    RECORD_HEADER_BYTES,
     RecordHeader,
+    SegmentIdentity,
     Verdict,
-    decode_record,
+    align,
+    covering_slices,
+    decode_record_header,
+    decode_slices,
     payload_gap,
+    payload_holds,
+    slices_hold,
 )
+from kvstore.store.lanes import Lanes, Transfer
 from kvstore.store.segment import Segment
 from kvstore.store.table import SegmentTable
-from kvstore.types import BlockKey
+from kvstore.types import KEY_BYTES, BlockKey, BytesLike
 
-_RUN_BYTES_MAX = 1 << 20
+_NO_KEY = BlockKey(bytes(KEY_BYTES))
+RUN_BYTES_MAX = 1 << 20
+"""Neighbours are read together up to this: more gains nothing, and runs are read side by side."""
+
+HOLE_BYTES_MAX = 16 << 10
+"""What lies between a record's head and the part that is wanted is read with them up to this: one read instead of two."""
+
 _OPEN_FILES_MAX = 256
 
 
@@ -49,7 +67,7 @@ class OpenFiles:
         with self._lock:
             kept = self._files.get(name)
             if kept is None:
-                opened = self._device.open(name)
+                opened = self._device.open(name, bulk=True)
                 if opened is not None:
                     kept = self._files[name] = _Open(opened)
             else:
@@ -77,116 +95,297 @@ class OpenFiles:
             self._shrink(0)
 
     def _shrink(self, files_max: int) -> None:
+        if len(self._files) <= files_max:
+            return
         for name in [name for name, kept in self._files.items() if kept.users == 0]:
             if len(self._files) <= files_max:
                 return
             self._files.pop(name).file.close()
 
 
-class _Item(NamedTuple):
-    place: Place
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """`number`: its place among what was asked for. `begin`, `end`: of the record in its file. `part`: what is wanted of
+    the payload."""
+
     number: int
+    place: Place
+    begin: int
+    end: int
+    part: tuple[int, int]
+
+    def is_whole(self) -> bool:
+        return self.part == (0, self.place.length)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Pages [begin, end) of a segment, read together for `items` to `room`. A part of a large record comes alone; `head`:
+    where the page of its head is, if that does not lie among them: it comes to the room's first page."""
+
+    segment_id: int
+    begin: int
+    end: int
+    items: list[_Item] = field(default_factory=list)
+    is_part: bool = False
+    head: int | None = None
+    room: memoryview = field(default_factory=lambda: memoryview(b""))
+    read: int = 0
+    """Bytes of the pages that came, once they did."""
+    head_read: int = 0
+    _under_way: int = 0
 
     @property
-    def begin(self) -> int:
-        return self.place.offset - payload_gap(self.place.length)
+    def length(self) -> int:
+        return self.end - self.begin + self.head_bytes
 
     @property
-    def end(self) -> int:
-        return self.place.offset + self.place.length
+    def head_bytes(self) -> int:
+        return 0 if self.head is None else PAGE
+
+    @property
+    def pages(self) -> memoryview:
+        return self.room[self.head_bytes :]
+
+    def transfers(self, file: DeviceFile) -> list[Transfer]:
+        """What is to be read; `note` each when it is over."""
+        found = [Transfer(file, self.begin, self.pages, is_write=False, tag=self)]
+        if self.head is not None:
+            found.append(Transfer(file, self.head, self.room[:PAGE], is_write=False, tag=self))
+        self._under_way = len(found)
+        return found
+
+    def note(self, transfer: Transfer) -> bool:
+        """Whether that was the last one."""
+        if transfer.offset == self.begin:
+            self.read = transfer.done
+        else:
+            self.head_read = transfer.done
+        self._under_way -= 1
+        return self._under_way == 0
+
+
+class _Opened(NamedTuple):
+    """None where it is gone."""
+
+    segment: Segment | None
+    file: DeviceFile | None
+
+
+class Checked(NamedTuple):
+    """A record that is what its place says. `head` is what lies before the payload."""
+
+    header: RecordHeader
+    payload: memoryview
+    head: memoryview
+
+    def slice_ends(self) -> list[int]:
+        """Where its table of slices cuts the payload; nothing where the table is damaged."""
+        slices = decode_slices(self.head, self.header)
+        return [] if isinstance(slices, Verdict) else [each.end for each in slices]
 
 
 class Reader:
-    """Reads from any thread. Damage is counted and answered with None; a failing device raises DeviceError."""
+    """Reads from any thread but a lane's. Damage is counted and answered with None; a failing device raises DeviceError."""
 
-    def __init__(self, table: SegmentTable, files: OpenFiles, store_tag: int) -> None:
+    def __init__(self, table: SegmentTable, files: OpenFiles, store_tag: int, lanes: Lanes) -> None:
         self._table = table
         self._files = files
         self._tag = store_tag
+        self._lanes = lanes
 
-    def read(self, wanted: Sequence[tuple[Place, BlockKey, RecordKind]]) -> list[bytes | None]:
-        found = self.records([place for place, _, _ in wanted])
-        payloads: list[bytes | None] = []
+    def room_for(self, wanted: Sequence[Wanted]) -> int:
+        return sum(run.length for run in _plan(wanted))
+
+    def read(self, wanted: Sequence[Wanted], room: memoryview | None = None) -> list[BytesLike | None]:
+        found = self._read(_plan(wanted), len(wanted), room)
+        payloads: list[BytesLike | None] = []
         misplaced = 0
-        for (_, key, kind), record in zip(wanted, found, strict=True):
+        for (_, key, kind, _, _), record in zip(wanted, found, strict=True):
             if record is None:
                 payloads.append(None)
-            elif record[0].key != key or record[0].kind != kind:
+            elif record.header.key != key or record.header.kind != kind:
                 misplaced += 1
                 payloads.append(None)
             else:
-                payloads.append(record[1])
+                payloads.append(record.payload)
         if misplaced:
             self._table.count("damaged_records", misplaced)
         self._table.count("read_records", sum(payload is not None for payload in payloads))
         return payloads
 
-    def records(self, places: Sequence[Place]) -> list[tuple[RecordHeader, bytes] | None]:
+    def records(self, places: Sequence[Place]) -> list[Checked | None]:
         """Checked records in the order asked; None for what is damaged or gone."""
-        answers: list[tuple[RecordHeader, bytes] | None] = [None] * len(places)
-        by_segment: dict[int, list[_Item]] = {}
-        for number, place in enumerate(places):
-            by_segment.setdefault(place.segment_id, []).append(_Item(place, number))
-        for segment_id, items in by_segment.items():
-            with self._table.reading(segment_id) as segment:
-                if segment is None:
-                    continue
-                try:
-                    self._read_segment(segment, items, answers)
-                except DeviceError:
-                    self._table.count("device_errors")
-                    raise
+        # Neither key nor kind is looked at on this way.
+        wanted = [Wanted(place, _NO_KEY, RecordKind.BLOCK) for place in places]
+        return self._read(_plan(wanted), len(places), None)
+
+    def _read(self, runs: list[_Run], count: int, room: memoryview | None) -> list[Checked | None]:
+        answers: list[Checked | None] = [None] * count
+        total = sum(run.length for run in runs)
+        if room is None:
+            room = aligned(total)
+        assert len(room) >= total, "the room is smaller than room_for says"
+        at = 0
+        for run in runs:
+            run.room, at = room[at : at + run.length], at + run.length
+        try:
+            with ExitStack() as ends:
+                opened = {
+                    segment_id: self._open(segment_id, ends)
+                    for segment_id in dict.fromkeys(run.segment_id for run in runs)
+                }
+                for run in runs:
+                    if opened[run.segment_id].file is None:
+                        self._give_up(opened[run.segment_id].segment, run.items)
+                transfers = chain.from_iterable(
+                    run.transfers(file) for run in runs if (file := opened[run.segment_id].file) is not None
+                )
+                for transfer in ends.enter_context(closing(self._lanes.move(transfers))):
+                    read = transfer.tag
+                    assert isinstance(read, _Run)
+                    if read.note(transfer):
+                        self._answer(read, opened[read.segment_id], answers)
+        except DeviceError:
+            self._table.count("device_errors")
+            raise
         return answers
 
-    def _read_segment(
-        self, segment: Segment, items: list[_Item], answers: list[tuple[RecordHeader, bytes] | None]
-    ) -> None:
-        with self._files.use(segment.name) as file:
-            damaged = 0
-            for run in _runs(items, segment.allocated):
-                answered = 0
-                if file is not None:
-                    begin = run[0].begin
-                    data = read_fully(file, begin, run[-1].end - begin)
-                    for item in run:
-                        answers[item.number] = self._check(segment, file, item, data, begin)
-                        answered += answers[item.number] is not None
-                damaged += len(run) - answered
-            damaged += sum(not _plausible(item, segment.allocated) for item in items)
-        if damaged:
-            self._table.count("damaged_records", damaged)
+    def _open(self, segment_id: int, ends: ExitStack) -> _Opened:
+        """A segment and its file, kept until `ends` end."""
+        segment = ends.enter_context(self._table.reading(segment_id))
+        return _Opened(
+            segment, None if segment is None else ends.enter_context(self._files.use(segment.name))
+        )
 
-    def _check(
-        self, segment: Segment, file: DeviceFile, item: _Item, data: bytes, begin: int
-    ) -> tuple[RecordHeader, bytes] | None:
-        at = item.begin
-        record = self._decode(segment, item, data[at - begin : item.end - begin])
-        if record is None:
-            file.forget_cached(at // PAGE * PAGE, item.end - at + PAGE)
-            record = self._decode(segment, item, read_fully(file, at, item.end - at))
-        return record
+    def _answer(self, run: _Run, opened: _Opened, answers: list[Checked | None]) -> None:
+        """All bytes of a run have come."""
+        segment, file = opened
+        assert segment is not None
+        assert file is not None
+        for item in run.items:
+            if run.is_part:
+                answer = _part(segment.identity, file, run) or self._part_again(segment, file, run)
+            else:
+                data = run.room[item.begin - run.begin : run.read]
+                answer = _whole(segment.identity, item, data) or self._look_again(segment, file, run, item)
+            answers[item.number] = answer
+            if answer is None:
+                self._give_up(segment, [item])
 
-    def _decode(self, segment: Segment, item: _Item, data: bytes) -> tuple[RecordHeader, bytes] | None:
-        record = decode_record(data, identity=segment.identity, offset=item.begin)
-        if isinstance(record, Verdict) or record[0].length != item.place.length:
+    def _look_again(self, segment: Segment, file: DeviceFile, run: _Run, item: _Item) -> Checked | None:
+        """What came back wrong once may have been bent on its way; it is read alone this time."""
+        begin = item.begin // PAGE * PAGE
+        length = align(item.end, PAGE) - begin
+        self._table.count("read_again_records")
+        file.forget_cached(begin, length)
+        again = aligned(length)[:length]
+        read = read_pages(file, begin, again)
+        mine = run.room[item.begin - run.begin : item.end - run.begin]
+        if read < item.end - begin:
             return None
-        return record
+        mine[:] = again[item.begin - begin : item.end - begin]
+        return _whole(segment.identity, item, mine)
+
+    def _part_again(self, segment: Segment, file: DeviceFile, run: _Run) -> Checked | None:
+        [item] = run.items
+        self._table.count("read_again_records")
+        file.forget_cached(item.begin // PAGE * PAGE, item.end - item.begin + PAGE)
+        for transfer in run.transfers(file):
+            transfer.run()
+            run.note(transfer)
+        return _part(segment.identity, file, run)
+
+    def _give_up(self, segment: Segment | None, items: Sequence[_Item]) -> None:
+        """Damage: counted, and the records count as dead, so that nothing copies or reads them any more. A segment that is
+        gone has nothing to give up."""
+        if segment is None:
+            return
+        self._table.count("damaged_records", len(items))
+        with self._table.lock:
+            for item in items:
+                index = segment.find(item.place)
+                if index is not None and segment.is_live(index):
+                    segment.kill(index)
+                    self._table.count_locked("quarantined_records")
 
 
-def _plausible(item: _Item, allocated: int) -> bool:
-    return item.begin >= PAGE and item.place.length >= 0 and item.end <= allocated
+def _plan(wanted: Sequence[Wanted]) -> list[_Run]:
+    """What is read together, by segment and offset. Impossible places are left out: they get no answer."""
+    whole: list[_Item] = []
+    runs: list[_Run] = []
+    for number, (place, _, _, begin, end) in enumerate(wanted):
+        start = place.offset - payload_gap(place.length)
+        if start < PAGE or not 0 <= place.length <= PAYLOAD_BYTES_MAX:
+            continue
+        part = (begin, place.length if end is None else end)
+        if not 0 <= part[0] <= part[1] <= place.length:
+            continue
+        item = _Item(number, place, start, place.offset + place.length, part)
+        # A small record has no table of slices: it is read whole and cut.
+        if item.is_whole() or place.length < LARGE_PAYLOAD_BYTES:
+            whole.append(item)
+        else:
+            runs.append(_run_of_part(item))
+    whole.sort(key=lambda item: (item.place.segment_id, item.begin))
+    run: _Run | None = None
+    for item in whole:
+        page, end = item.begin // PAGE * PAGE, align(item.end, PAGE)
+        near = run is not None and run.segment_id == item.place.segment_id and page <= run.end + PAGE
+        if run is None or not near or max(end, run.end) - run.begin > RUN_BYTES_MAX:
+            run = _Run(item.place.segment_id, page, end)
+            runs.append(run)
+        run.items.append(item)
+        run.end = max(run.end, end)
+    return runs
 
 
-def _runs(items: list[_Item], allocated: int) -> Iterator[list[_Item]]:
-    """Neighbours to be read together: small records with little between them. Impossible places are left out."""
-    run: list[_Item] = []
-    for item in sorted((item for item in items if _plausible(item, allocated)), key=lambda item: item.begin):
-        if run:
-            near = item.begin - run[-1].end <= PAGE and item.begin >= run[-1].begin
-            small = item.place.length < LARGE_PAYLOAD_BYTES and item.end - run[0].begin <= _RUN_BYTES_MAX
-            if not (near and small and run[-1].end <= item.end):
-                yield run
-                run = []
-        run.append(item)
-    if run:
-        yield run
+def _run_of_part(item: _Item) -> _Run:
+    head = item.begin // PAGE * PAGE
+    begin = (item.place.offset + item.part[0]) // PAGE * PAGE
+    end = align(item.place.offset + item.part[1], PAGE)
+    if begin - head <= HOLE_BYTES_MAX:
+        return _Run(item.place.segment_id, head, end, [item], is_part=True)
+    return _Run(item.place.segment_id, begin, end, [item], is_part=True, head=head)
+
+
+def _whole(identity: SegmentIdentity, item: _Item, data: memoryview) -> Checked | None:
+    """A record at the beginning of `data`, if it is what the place says."""
+    header = _head(identity, item, data)
+    if header is None:
+        return None
+    gap = payload_gap(header.length)
+    payload = data[gap : gap + header.length]
+    begin, end = item.part
+    return Checked(header, payload[begin:end], data[:gap]) if payload_holds(header, payload) else None
+
+
+def _part(identity: SegmentIdentity, file: DeviceFile, run: _Run) -> Checked | None:
+    """The wanted part of a record, verified by the slices around it."""
+    [item] = run.items
+    if run.head is not None:
+        head = run.room[item.begin - run.head : run.head_read]
+    else:
+        head = run.room[item.begin - run.begin : run.read]
+    header = _head(identity, item, head)
+    slices = None if header is None else decode_slices(head, header)
+    if header is None or slices is None or isinstance(slices, Verdict):
+        return None
+    first, last = covering_slices(slices, *item.part)
+    begin, pages, read = run.begin, run.pages, run.read
+    at = item.place.offset + first
+    if at < run.begin or item.place.offset + last > run.end:
+        # The part is not cut where slices are: what is around it gets memory of its own.
+        begin = at // PAGE * PAGE
+        pages = aligned(item.place.offset + last - begin)
+        read = read_pages(file, begin, pages)
+    around = pages[at - begin : min(at - begin + last - first, read)]
+    if not slices_hold(slices, first, around):
+        return None
+    return Checked(header, around[item.part[0] - first : item.part[1] - first], head[:LARGE_HEADER_BYTES])
+
+
+def _head(identity: SegmentIdentity, item: _Item, head: memoryview) -> RecordHeader | None:
+    """The header at the beginning of `head`, if it is what the place says."""
+    header = decode_record_header(bytes(head[:RECORD_HEADER_BYTES]), identity=identity, offset=item.begin)
+    return None if isinstance(header, Verdict) or header.length != item.place.length else header

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvstore.clock import Clock
-from kvstore.store.base import Found, Place, RecordKind, Recovery
+from kvstore.store.base import Place, RecordKind, Recovery
+from kvstore.store.buffers import BufferPool
 from kvstore.store.catalog import (
     IDENTITY_KEY,
     SEALED,
@@ -18,39 +24,38 @@ from kvstore.store.catalog import (
     key_of,
     policy_row,
     segment_row,
+    uses_row,
 )
+from kvstore.store.columns import FLAG_BOUNDED, FLAG_XXH3
 from kvstore.store.device import Device
-from kvstore.store.format import PAGE, POLICY_KIND, Entry, align, encode_footer, store_tag
+from kvstore.store.format import PAGE, POLICY_KIND, align, store_tag
 from kvstore.store.identity import IDENTITY_NAME, Randomness, create_identity, read_identity
-from kvstore.store.loading import LoadedSegment, load_segment
+from kvstore.store.lanes import LANES, Lanes
+from kvstore.store.loading import LoadedSegment, Progress, load_segment
+from kvstore.store.merge import Part, merge
 from kvstore.store.reader import OpenFiles, Reader
-from kvstore.store.segment import COVERED_KINDS, TEMPORARY_SUFFIX, Segment, State, segment_id_of, segment_name
+from kvstore.store.records import Columns, Records
+from kvstore.store.segment import (
+    CACHED_KINDS,
+    PIECE_BYTES,
+    TEMPORARY_SUFFIX,
+    Segment,
+    State,
+    segment_id_of,
+    segment_name,
+    spare_id_of,
+)
 from kvstore.store.space import DiskBudget
+from kvstore.store.spares import adopt_spares
 from kvstore.store.state import OpenedStore
 from kvstore.store.table import SegmentTable
-from kvstore.types import BlockKey, NamespaceDigest
+from kvstore.types import NamespaceDigest
 
 _ROWS_PER_WRITE_BYTES = 8 << 20
 _HOUR = 3600
-_KINDS = {int(kind): kind for kind in RecordKind}
-
-
-@dataclass(slots=True)
-class _Newest:
-    """The newest copy of something: copies made by cleaning have the same sequence, and the later place wins."""
-
-    sequence: int
-    place: Place
-    entry: Entry
-    namespace: NamespaceDigest
-    used_hour: int
-
-    def older_than(self, sequence: int, place: Place) -> bool:
-        return (self.sequence, self.place.segment_id, self.place.offset) < (
-            sequence,
-            place.segment_id,
-            place.offset,
-        )
+_ROW_OF_SEGMENT = (b"S", b"F", b"U")
+_HANDED_OUT = np.isin(np.arange(256), [*CACHED_KINDS, int(RecordKind.NAMESPACE)])
+"""By kind: what the caller is told of. Clears and policies are the log's own."""
 
 
 def open_store(
@@ -61,6 +66,8 @@ def open_store(
     segment_bytes: int,
     clock: Clock,
     randomness: Randomness,
+    lanes: Lanes,
+    progress: Progress,
 ) -> tuple[OpenedStore, Recovery]:
     """Lock the directory and find everything durable in it. Raises the errors of `open_log`; then nothing is held."""
     read_identity(device)
@@ -85,18 +92,24 @@ def open_store(
             uuid,
             table,
             files,
-            Reader(table, files, store_tag(uuid)),
+            Reader(table, files, store_tag(uuid), lanes),
             DiskBudget(device, table, budget_bytes, segment_bytes),
+            lanes,
+            BufferPool(PIECE_BYTES, keep=LANES),
         )
-        return store, _recover(store, fresh=found_uuid is None)
+        recovery = _recover(store, progress, fresh=found_uuid is None)
+        adopt_spares(store)
+        return store, recovery
     except BaseException:
         catalog.close()
         device.close()
         raise
 
 
-def _recover(store: OpenedStore, *, fresh: bool) -> Recovery:
+def _recover(store: OpenedStore, progress: Progress, *, fresh: bool) -> Recovery:
+    progress("catalogue", 0, 1)
     rows, intact = store.catalog.load()
+    progress("catalogue", 1, 1)
     if intact and not fresh and rows.get(IDENTITY_KEY) != identity_row(store.uuid):
         # Of another store, or of another version: its rows say nothing about these segments.
         intact = False
@@ -104,32 +117,42 @@ def _recover(store: OpenedStore, *, fresh: bool) -> Recovery:
     if not intact:
         stale = dict.fromkeys(rows)
         rows = {}
-    loaded = _load_all(store, rows)
-    newest, clears = _merge(store, loaded, rows)
-    records, policies, unreadable = _tell(store, newest, rows)
-    store.clears.update(clears)
-    ids = {segment.identity.segment_id for segment in loaded}
-    _write_rows(store, loaded, {**stale, **_rows_without_file(rows, ids)})
+    # Last uses are in the catalogue alone. Where it is lost, everything counts as used now: nothing goes before its time.
+    hour = 0 if intact or fresh else math.ceil(store.clock.wall() / _HOUR)
+    loaded = _load_all(store, rows, progress)
+    stale.update(_rows_without_file(rows, {segment.identity.segment_id for segment in loaded}))
+    torn_bytes = sum(segment.torn_bytes for segment in loaded)
+    damaged_records = sum(segment.damaged_records for segment in loaded)
+    books = _fill_table(store, loaded, rows, hour)
+    damaged_records += _load_policies(store, books, rows)
+    _write_rows(store, loaded, stale, hour)
+    # From here on the footers are held by the books alone, which let go of one after the other.
+    loaded.clear()
+    rows.clear()
+    records, unreadable = _told(store, books)
     return Recovery(
         records=records,
-        policies=policies,
+        policies={namespace: policy for namespace, (_, policy, _) in store.policies.items()},
         fresh=fresh,
         rebuilt=not fresh and not intact,
-        torn_bytes=sum(segment.torn_bytes for segment in loaded),
-        damaged_records=sum(segment.damaged_records for segment in loaded) + unreadable,
+        torn_bytes=torn_bytes,
+        damaged_records=damaged_records + unreadable,
     )
 
 
-def _load_all(store: OpenedStore, rows: dict[bytes, bytes]) -> list[LoadedSegment]:
+def _load_all(store: OpenedStore, rows: dict[bytes, bytes], progress: Progress) -> list[LoadedSegment]:
     """Every segment of ours, lowest id first; those that are dead or were never used are removed."""
     loaded = []
     removed = False
     names = store.device.names()
     ids = sorted(number for number in map(segment_id_of, names) if number is not None)
-    known_ids = [int.from_bytes(key[1:], "big") for key in rows if key[:1] in (b"S", b"F", b"U")]
-    store.next_segment_id = max([0, *ids, *known_ids]) + 1
-    for segment_id in ids:
-        segment = load_segment(store.device, segment_id, uuid=store.uuid, rows=rows)
+    # A spare keeps the id that it had: two files must never want one name.
+    spare_ids = [number for number in map(spare_id_of, names) if number is not None]
+    known_ids = [int.from_bytes(key[1:], "big") for key in rows if key[:1] in _ROW_OF_SEGMENT]
+    store.next_segment_id = max([0, *ids, *spare_ids, *known_ids]) + 1
+    for done, segment_id in enumerate(ids):
+        progress("segments", done, len(ids))
+        segment = load_segment(store.device, segment_id, uuid=store.uuid, rows=rows, progress=progress)
         if segment is None:
             continue
         store.next_sequence = max(store.next_sequence, segment.first_sequence)
@@ -140,158 +163,170 @@ def _load_all(store: OpenedStore, rows: dict[bytes, bytes]) -> list[LoadedSegmen
         loaded.append(segment)
     if removed:
         store.device.sync_names()
+    progress("segments", len(ids), len(ids))
     return loaded
 
 
-def _merge(
-    store: OpenedStore, loaded: list[LoadedSegment], rows: dict[bytes, bytes]
-) -> tuple[list[_Newest], dict[tuple[NamespaceDigest, int], tuple[int, Place]]]:
-    """Fill the table; the newest copy of each thing lives, and everything else in a segment is dead."""
-    clears: dict[tuple[NamespaceDigest, int], tuple[int, Place]] = {}
-    newest: dict[tuple[int, int, bytes], _Newest] = {}
+class _Books(NamedTuple):
+    """Of each segment, in the same order: its entries, which of them live, and the hour of their last use."""
+
+    parts: list[Part]
+    alive: list[NDArray[np.bool_]]
+    hours: list[NDArray[np.uint32]]
+
+    def place(self, part: int, row: int) -> Place:
+        entry = self.parts[part].entries[row]
+        return Place(self.parts[part].segment_id, int(entry["offset"]), int(entry["length"]))
+
+
+def _fill_table(
+    store: OpenedStore, loaded: list[LoadedSegment], rows: dict[bytes, bytes], hour: int
+) -> _Books:
+    """Enter every segment in the table; the newest copy of each thing lives, and everything else is dead. hour: of the last
+    use of what no row tells of."""
+    parts, numbers = [], []
     for found in loaded:
+        entries = found.footer.entries
+        numbers.append(np.array([store.table.number_of(name) for name in found.footer.namespaces], np.uint32))
+        parts.append(Part(found.identity.segment_id, entries, numbers[-1][entries["namespace"]]))
+        store.next_sequence = max(store.next_sequence, int(entries["sequence"].max(initial=0)) + 1)
+    alive, clears = merge(parts)
+    books = _Books(parts, alive, [_hours(found, rows, hour) for found in loaded])
+    for found, own, mask, hours in zip(loaded, numbers, books.alive, books.hours, strict=True):
         segment = Segment(found.identity, allocated=align(found.file_bytes, PAGE), state=State.OPEN)
-        store.table.segments[segment.segment_id] = segment
-        uses = decode_uses_row(rows.get(key_of(b"U", segment.segment_id), b""), salt=found.identity.salt)
-        namespaces = found.footer.namespaces
-        numbers = [store.table.number_of(namespace) for namespace in namespaces]
-        for index, entry in enumerate(found.footer.entries):
-            namespace, number = namespaces[entry.namespace], numbers[entry.namespace]
-            place = segment.add(
-                offset=entry.offset,
-                length=entry.length,
-                kind=entry.kind,
-                namespace=number,
-                sequence=entry.sequence,
-            )
-            used_hour = uses.get(entry.offset, 0)
-            if used_hour:
-                segment.note_use(index, used_hour)
-            store.next_sequence = max(store.next_sequence, entry.sequence + 1)
-            if entry.kind in COVERED_KINDS:
-                # As with the rest, the newest clear of a namespace covers what older ones of its kind did.
-                identity = (number, entry.kind, b"")
-            else:
-                identity = (number, entry.kind, entry.key)
-            other = newest.get(identity)
-            if other is None:
-                newest[identity] = _Newest(entry.sequence, place, entry, namespace, used_hour)
-            elif other.older_than(entry.sequence, place):
-                store.table.kill(other.place)
-                newest[identity] = _Newest(entry.sequence, place, entry, namespace, used_hour)
-            else:
-                segment.kill(index)
+        segment.fill(found.footer.entries, own, hours, mask)
         if found.footer.records_end > segment.end:
             segment.advance(found.footer.records_end, segment.live + segment.dead)
         segment.close(segment.allocated)
-    for item in newest.values():
-        if item.entry.kind in COVERED_KINDS:
-            clears[item.namespace, item.entry.kind] = (item.sequence, item.place)
-    covered_before: dict[tuple[NamespaceDigest, int], int] = {}
-    for (namespace, clear), (sequence, _) in clears.items():
-        for kind in COVERED_KINDS[clear]:
-            known = covered_before.get((namespace, kind), 0)
-            covered_before[namespace, kind] = max(known, sequence)
-    kept = []
-    for item in newest.values():
-        if item.sequence < covered_before.get((item.namespace, item.entry.kind), 0):
-            store.table.kill(item.place)
-        elif item.entry.kind not in COVERED_KINDS:
-            kept.append(item)
-    kept.sort(key=lambda item: item.sequence)
-    return kept, clears
+        store.table.segments[segment.segment_id] = segment
+    names = store.table.namespaces()
+    for clear in clears:
+        store.clears[names[clear.space], clear.kind] = (clear.sequence, books.place(clear.part, clear.row))
+    return books
 
 
-def _tell(
-    store: OpenedStore, newest: list[_Newest], rows: dict[bytes, bytes]
-) -> tuple[list[Found], dict[NamespaceDigest, str], int]:
-    """Records for the caller, policies, and how many payloads that had to be read could not be."""
-    now = store.clock.wall()
+def _hours(found: LoadedSegment, rows: dict[bytes, bytes], hour: int) -> NDArray[np.uint32]:
+    """The hour of the last known use of each entry, and `hour` where none is known; 0: not since it was written."""
+    offsets = found.footer.entries["offset"]
+    hours = np.full(len(offsets), hour, np.uint32)
+    salt = found.identity.salt
+    uses = decode_uses_row(rows.get(key_of(b"U", found.identity.segment_id), b""), salt=salt)
+    if len(uses) and len(offsets):
+        at = np.minimum(np.searchsorted(offsets, uses[:, 0]), len(offsets) - 1)
+        known = offsets[at] == uses[:, 0]
+        hours[at[known]] = uses[known, 1]
+    return hours
+
+
+def _load_policies(store: OpenedStore, books: _Books, rows: dict[bytes, bytes]) -> int:
+    """Policies, from the catalogue and from the log; how many of the log's could not be read."""
     for key, data in rows.items():
         if key[:1] == b"P":
             sequence, policy = decode_policy_row(data)
             store.policies[NamespaceDigest(key[1:])] = (sequence, policy, None)
-    carried = [item for item in newest if item.entry.kind in (RecordKind.NAMESPACE, POLICY_KIND)]
-    payloads = dict(
-        zip(
-            (item.place for item in carried),
-            store.reader.records([item.place for item in carried]),
-            strict=True,
-        )
-    )
-    records = []
+    names = store.table.namespaces()
     unreadable = 0
-    for item in newest:
-        payload = b""
-        if item.place in payloads:
-            read = payloads[item.place]
-            if read is None:
-                unreadable += 1
-                store.table.kill(item.place)
-                continue
-            payload = read[1]
-        if item.entry.kind == POLICY_KIND:
-            if item.sequence >= store.policies.get(item.namespace, (0,))[0]:
-                store.policies[item.namespace] = (item.sequence, payload.decode(), item.place)
-            else:
-                store.table.kill(item.place)
+    for part, row, place, payload in _payloads(store, books, POLICY_KIND):
+        namespace = names[books.parts[part].spaces[row]]
+        sequence = int(books.parts[part].entries["sequence"][row])
+        if payload is None:
+            unreadable += 1
+        elif sequence >= store.policies.get(namespace, (0,))[0]:
+            store.policies[namespace] = (sequence, payload.decode(), place)
             continue
-        records.append(_found(item, payload, now))
-    return records, {namespace: policy for namespace, (_, policy, _) in store.policies.items()}, unreadable
+        store.table.kill(place)
+    return unreadable
 
 
-def _found(item: _Newest, payload: bytes, now: float) -> Found:
-    entry = item.entry
+def _payloads(store: OpenedStore, books: _Books, kind: int) -> Iterator[tuple[int, int, Place, bytes | None]]:
+    """Part, row, place and payload of all that lives and is of this kind; None for what cannot be read."""
+    rows = [
+        (number, row)
+        for number, (part, alive) in enumerate(zip(books.parts, books.alive, strict=True))
+        for row in np.flatnonzero(alive & (part.entries["kind"] == kind)).tolist()
+    ]
+    places = [books.place(part, row) for part, row in rows]
+    for (part, row), place, read in zip(rows, places, store.reader.records(places), strict=True):
+        yield part, row, place, None if read is None else bytes(read.payload)
+
+
+def _told(store: OpenedStore, books: _Books) -> tuple[Records, int]:
+    """What the caller is told of, and how many descriptions of namespaces could not be read."""
+    carried: dict[Place, bytes] = {}
+    unreadable = 0
+    for part, row, place, payload in list(_payloads(store, books, int(RecordKind.NAMESPACE))):
+        if payload is None:
+            unreadable += 1
+            books.alive[part][row] = False
+            store.table.kill(place)
+        else:
+            carried[place] = payload
+    masks = [
+        alive & _HANDED_OUT[part.entries["kind"]]
+        for part, alive in zip(books.parts, books.alive, strict=True)
+    ]
+    columns = Columns.room(sum(int(np.count_nonzero(mask)) for mask in masks))
+    now = store.clock.wall()
+    begin = 0
     # A use is kept by the hour, rounded up: a record may stay an hour too long and never goes an hour too soon.
-    used = min(float(item.used_hour * _HOUR), now)
-    return Found(
-        kind=_KINDS[entry.kind],
-        namespace=item.namespace,
-        key=BlockKey(entry.key),
-        parent=BlockKey(entry.parent),
-        position=entry.position,
-        lineage=entry.lineage,
-        checks=entry.checks,
-        place=item.place,
-        sequence=item.sequence,
-        last_use=max(entry.created_ms / 1000, used),
-        payload=payload,
-    )
+    for mask, hours in zip(masks, books.hours, strict=True):
+        begin = _tell(columns, begin, books.parts.pop(0), mask, np.minimum(hours[mask] * float(_HOUR), now))
+    if np.any(columns.sequence[1:] < columns.sequence[:-1]):
+        columns.sort(np.argsort(columns.sequence, kind="stable"))
+    records = Records(store.table.namespaces(), columns, {})
+    for row in records.rows_of(RecordKind.NAMESPACE).tolist():
+        records.payloads[row] = carried[records.place(row)]
+    return records, unreadable
+
+
+def _tell(
+    columns: Columns, begin: int, part: Part, mask: NDArray[np.bool_], used: NDArray[np.float64]
+) -> int:
+    """Fill the columns from `begin` with what is masked of a segment; where the next one begins. used: last uses of
+    what is masked, wall seconds."""
+    entries = part.entries if mask.all() else part.entries[mask]
+    end = begin + len(entries)
+    at = slice(begin, end)
+    for name in ("kind", "key", "parent", "position", "crc32", "xxh3_64", "offset", "length", "sequence"):
+        getattr(columns, name)[at] = entries[name]
+    columns.space[at] = part.spaces[mask]
+    columns.segment[at] = part.segment_id
+    columns.bounded[at] = entries["flags"] & FLAG_BOUNDED != 0
+    columns.has_xxh3[at] = entries["flags"] & FLAG_XXH3 != 0
+    columns.last_use[at] = np.maximum(entries["created_ms"] / 1000, used)
+    return end
 
 
 def _rows_without_file(rows: dict[bytes, bytes], ids: set[int]) -> dict[bytes, bytes | None]:
     return {
-        key: None
-        for key in rows
-        if key[:1] in (b"S", b"F", b"U") and int.from_bytes(key[1:], "big") not in ids
+        key: None for key in rows if key[:1] in _ROW_OF_SEGMENT and int.from_bytes(key[1:], "big") not in ids
     }
 
 
-def _write_rows(store: OpenedStore, loaded: list[LoadedSegment], first: dict[bytes, bytes | None]) -> None:
-    """Bring the catalogue up to what was found, some megabytes at a time."""
+def _write_rows(
+    store: OpenedStore, loaded: list[LoadedSegment], first: dict[bytes, bytes | None], hour: int
+) -> None:
+    """Bring the catalogue up to what was found, some megabytes at a time. hour: of last uses that it has lost."""
     changes: dict[bytes, bytes | None] = {**first, IDENTITY_KEY: identity_row(store.uuid)}
     for namespace, (sequence, policy, _) in store.policies.items():
         changes[b"P" + namespace] = policy_row(sequence, policy)
-    for group in _grouped(loaded, changes):
+    for group in _grouped(loaded, changes, hour):
         if not store.write_rows(group):
             return
 
 
 def _grouped(
-    loaded: list[LoadedSegment], changes: dict[bytes, bytes | None]
+    loaded: list[LoadedSegment], changes: dict[bytes, bytes | None], hour: int
 ) -> Iterator[dict[bytes, bytes | None]]:
     for segment in loaded:
-        if segment.known or not segment.footer.entries:
+        if segment.known or not len(segment.footer.entries):
             continue
         segment_id, salt = segment.identity.segment_id, segment.identity.salt
         changes[key_of(b"S", segment_id)] = segment_row(SegmentRow(salt, segment.file_bytes, SEALED))
-        changes[key_of(b"F", segment_id)] = encode_footer(
-            segment.identity,
-            offset=align(segment.footer.records_end, PAGE),
-            records_end=segment.footer.records_end,
-            namespaces=segment.footer.namespaces,
-            entries=segment.footer.entries,
-        )
+        changes[key_of(b"F", segment_id)] = segment.footer.data
+        if hour:
+            offsets = segment.footer.entries["offset"].tolist()
+            changes[key_of(b"U", segment_id)] = uses_row(salt, zip(offsets, repeat(hour)))
         if sum(len(value or b"") for value in changes.values()) > _ROWS_PER_WRITE_BYTES:
             yield changes
             changes = {}

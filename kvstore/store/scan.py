@@ -1,37 +1,43 @@
-"""Finding records in a segment that has no footer, however it was left."""
+"""Finding records in a segment that has no footer, however it was left.
+
+A segment's file had earlier lives: behind the last record there may be records, and a footer, of other segments or under
+another salt. They are nobody's, and neither damage nor torn bytes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+from kvstore.store.columns import Footer, read_footer
 from kvstore.store.device import DeviceFile, read_fully
 from kvstore.store.format import (
     FOOTER_HEADER_BYTES,
     FOOTER_MAGIC,
     PAGE,
+    RECORD_HEADER_BYTES,
     RECORD_MAGIC,
     SECTOR,
     SEGMENT_HEADER_BYTES,
-    Footer,
     RecordHeader,
     SegmentIdentity,
     Verdict,
     align,
-    decode_footer,
-    decode_record,
     decode_record_header,
     footer_extent,
     payload_gap,
+    payload_holds,
     record_span,
 )
 
-_WINDOW_BYTES = 4 << 20
+_WINDOW_BYTES = 8 << 20
 _COMMON_PREFIX = RECORD_MAGIC[:3]
 assert FOOTER_MAGIC.startswith(_COMMON_PREFIX)
 
 
 class Scan(NamedTuple):
-    """`footer`: a whole footer was met, and says more than the scan does. `end`: behind the last whole record."""
+    """`footer`: a whole footer was met, and says more than the scan does. `end`: behind the last whole record.
+    `torn_bytes`: of what was begun under this segment's identity and never acknowledged."""
 
     records: list[RecordHeader]
     end: int
@@ -43,68 +49,78 @@ class Scan(NamedTuple):
 class _Window:
     """Sequential reading in large pieces."""
 
-    def __init__(self, file: DeviceFile, size: int) -> None:
+    def __init__(self, file: DeviceFile, size: int, progress: Callable[[int], None]) -> None:
         self._file = file
         self.size = size
+        self._progress = progress
         self._begin = 0
         self._data = b""
 
     def get(self, at: int, length: int) -> bytes:
         """At most `length` bytes from `at`."""
-        length = max(0, min(length, self.size - at))
-        if not self._begin <= at <= at + length <= self._begin + len(self._data):
-            self._begin = at
-            self._data = read_fully(self._file, at, min(max(length, _WINDOW_BYTES), self.size - at))
-        return self._data[at - self._begin : at - self._begin + length]
+        begin, end = self._reach(at, length)
+        return self._data[begin:end]
+
+    def view(self, at: int, length: int) -> memoryview:
+        """As `get`, without a copy."""
+        begin, end = self._reach(at, length)
+        return memoryview(self._data)[begin:end]
 
     def next_magic(self, at: int) -> int | None:
         """The next sector from `at` on that begins like a record or footer."""
+        if self._data.startswith(_COMMON_PREFIX, at - self._begin):
+            return at
         while at < self.size:
-            piece = self.get(at, _WINDOW_BYTES)
-            found = piece.find(_COMMON_PREFIX)
+            begin, _ = self._reach(at, 1)
+            # Looking for one byte is many times faster through what was never written.
+            found = self._data.find(_COMMON_PREFIX[:1], begin)
+            if found >= 0:
+                found = self._data.find(_COMMON_PREFIX, found)
             while found >= 0:
-                if (at + found) % SECTOR == 0:
-                    return at + found
-                found = piece.find(_COMMON_PREFIX, found + 1)
-            at += max(SECTOR, len(piece) // SECTOR * SECTOR)
+                if (self._begin + found) % SECTOR == 0:
+                    return self._begin + found
+                found = self._data.find(_COMMON_PREFIX, found + 1)
+            # A sector that the window cuts is looked at with the next one.
+            at = max(at + SECTOR, (self._begin + len(self._data)) // SECTOR * SECTOR)
         return None
 
-    def last_nonzero(self, at: int) -> int:
-        """The end of the last byte from `at` on that is not zero; `at` when all are."""
-        last = at
-        while at < self.size:
-            piece = self.get(at, _WINDOW_BYTES)
-            if not piece:
-                break
-            if stripped := piece.rstrip(b"\0"):
-                last = at + len(stripped)
-            at += len(piece)
-        return last
+    def _reach(self, at: int, length: int) -> tuple[int, int]:
+        """Where [at, at + length) lies in the data, cut where the file ends; read if need be."""
+        begin = at - self._begin
+        if begin >= 0 and begin + length <= len(self._data):
+            return begin, begin + length
+        length = max(0, min(length, self.size - at))
+        if not self._begin <= at <= at + length <= self._begin + len(self._data):
+            self._progress(at)
+            self._begin = at
+            self._data = read_fully(self._file, at, min(max(length, _WINDOW_BYTES), self.size - at))
+        return at - self._begin, at - self._begin + length
 
 
-def scan_segment(file: DeviceFile, identity: SegmentIdentity, size: int) -> Scan:
-    """Every whole record of a file of `size` bytes.
+def scan_segment(
+    file: DeviceFile, identity: SegmentIdentity, size: int, *, progress: Callable[[int], None]
+) -> Scan:
+    """Every whole record of a file of `size` bytes. progress: told now and then how many of them were looked at.
 
     A hole with an acknowledged batch behind it is damage: a batch is written only when the one before it was synced.
-    A hole in the last batch, or bytes behind the last record, were never acknowledged: a torn tail.
+    A hole in the last batch, or a record behind the last whole one, was never acknowledged: a torn tail.
     """
-    window = _Window(file, size)
+    window = _Window(file, size, progress)
     records: list[RecordHeader] = []
     holes: list[tuple[int, int]] = []
+    begun: list[tuple[int, int]] = []
     at = end = SEGMENT_HEADER_BYTES
     while at + SECTOR <= size:
-        header = decode_record_header(window.get(at, SECTOR), identity=identity, offset=at)
+        header = decode_record_header(window.get(at, RECORD_HEADER_BYTES), identity=identity, offset=at)
         if isinstance(header, RecordHeader):
             span = record_span(header.length)
-            record = decode_record(
-                window.get(at, payload_gap(header.length) + header.length), identity=identity, offset=at
-            )
-            if not isinstance(record, Verdict):
-                begin = _behind_padding(window, end)
-                if at > begin:
+            if payload_holds(header, window.view(at + payload_gap(header.length), header.length)):
+                if at > end and at > (begin := _behind_padding(window, end)):
                     holes.append((begin, at))
                 records.append(header)
                 end = at + span
+            else:
+                begun.append((at, min(at + span, size)))
             at += span
         elif (footer := _footer_at(window, identity, at)) is not None:
             return Scan(records, end, 0, 0, footer)
@@ -117,7 +133,7 @@ def scan_segment(file: DeviceFile, identity: SegmentIdentity, size: int) -> Scan
     last_batch = max((record.batch for record in records), default=0)
     damaged = sum(last_batch > begin for begin, _ in holes)
     torn = sum(until - begin for begin, until in holes if last_batch <= begin)
-    torn += max(0, window.last_nonzero(min(end, size)) - end)
+    torn += sum(until - begin for begin, until in begun if begin >= end)
     return Scan(records, end, torn, damaged, None)
 
 
@@ -131,5 +147,5 @@ def _footer_at(window: _Window, identity: SegmentIdentity, at: int) -> Footer | 
     extent = footer_extent(window.get(at, FOOTER_HEADER_BYTES))
     if isinstance(extent, Verdict) or not identity.salt:
         return None
-    footer = decode_footer(window.get(at, extent), identity=identity)
+    footer = read_footer(window.get(at, extent), identity=identity)
     return None if isinstance(footer, Verdict) else footer

@@ -7,7 +7,11 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
+from itertools import pairwise, repeat
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvstore.store.base import Place, RecordKind
 from kvstore.store.format import (
@@ -22,10 +26,14 @@ from kvstore.store.format import (
 )
 
 _NAME = re.compile(r"segment-([0-9a-f]{16})\.log\Z")
+_SPARE = re.compile(r"spare-([0-9a-f]{16})\.log\Z")
 TEMPORARY_SUFFIX = ".tmp"
 
 CACHED_KINDS = frozenset({int(RecordKind.BLOCK), int(RecordKind.STATE), int(RecordKind.ROWS)})
 """What callers store. A namespace's description and policy are no part of it."""
+
+KINDS_END = 8
+"""Above every kind of record."""
 
 COVERED_KINDS = {
     int(RecordKind.CLEAR): CACHED_KINDS,
@@ -43,22 +51,49 @@ def segment_id_of(name: str) -> int | None:
     return int(match[1], 16) if match else None
 
 
+PIECE_BYTES = 1 << 20
+
+
+def spare_name(segment_id: int) -> str:
+    """What a file is called between two lives: after the segment that it was."""
+    return f"spare-{segment_id:016x}.log"
+
+
+def is_spare_name(name: str) -> bool:
+    return _SPARE.match(name) is not None
+
+
+def spare_id_of(name: str) -> int | None:
+    """The id of the segment that it was."""
+    match = _SPARE.match(name)
+    return int(match[1], 16) if match else None
+
+
 class Layout(NamedTuple):
-    """Where a batch goes: the offset of each record's header, and where the batch ends."""
+    """Where a batch goes: the offset of each record's header, where the batch ends, and the first record of each piece.
+    A piece has pages of its own, so that pieces can be written side by side; it is at most PIECE_BYTES, or one record."""
 
     offsets: list[int]
     end: int
+    pieces: list[int]
 
 
 def plan_batch(end: int, lengths: Sequence[int]) -> Layout:
     """Records with payloads of `lengths` behind the byte `end`."""
-    at = align(end, PAGE)
-    offsets = []
-    for length in lengths:
-        at = align(at, record_alignment(length))
+    at = piece = align(end, PAGE)
+    offsets: list[int] = []
+    pieces: list[int] = []
+    # Blocks of a batch have few lengths.
+    spans = {length: (record_alignment(length) - 1, record_span(length)) for length in set(lengths)}
+    for number, length in enumerate(lengths):
+        mask, span = spans[length]
+        at = at + mask & ~mask
+        if not pieces or at + span - piece > PIECE_BYTES:
+            at = piece = align(at, PAGE)
+            pieces.append(number)
         offsets.append(at)
-        at += record_span(length)
-    return Layout(offsets, at)
+        at += span
+    return Layout(offsets, at, pieces)
 
 
 def fits(layout: Layout, *, capacity: int, namespaces: int, records: int) -> bool:
@@ -77,6 +112,8 @@ def bytes_for(lengths: Sequence[int], *, namespaces: int) -> int:
 
 class State(Enum):
     OPEN = "open"
+    SEALING = "sealing"
+    """Takes no more writes, and its row in the catalogue is being written."""
     CLOSED = "closed"
     """Takes no more writes: sealed, or suspect after a failed write, or found unsealed at start."""
     DYING = "dying"
@@ -135,22 +172,67 @@ class Segment:
 
     def add(self, *, offset: int, length: int, kind: int, namespace: int, sequence: int) -> Place:
         """A record whose payload is at `offset`. Its bytes are live; the caller accounts the padding."""
-        assert not self._offsets or offset > self._offsets[-1], "records are added in offset order"
-        self._offsets.append(offset)
-        self._lengths.append(length)
-        self._hours.append(0)
-        self._namespaces.append(namespace)
-        self._kinds.append(kind)
-        self._live.append(1)
-        self.note_written(kind, namespace, sequence)
-        self.live += length
-        return Place(self.segment_id, offset, length)
+        [place] = self.add_all([offset], [length], [kind], [namespace], [sequence])
+        return place
+
+    def add_all(
+        self,
+        offsets: Sequence[int],
+        lengths: Sequence[int],
+        kinds: Sequence[int],
+        namespaces: Sequence[int],
+        sequences: Sequence[int],
+    ) -> list[Place]:
+        """As `add`, for records in the order of their offsets."""
+        before = self._offsets[-1] if self._offsets else 0
+        assert all(a < b for a, b in pairwise([before, *offsets])), "records are added in offset order"
+        self._offsets.extend(offsets)
+        self._lengths.extend(lengths)
+        self._hours.frombytes(bytes(self._hours.itemsize * len(offsets)))
+        self._namespaces.extend(namespaces)
+        self._kinds += bytes(kinds)
+        self._live += b"\1" * len(offsets)
+        for kind, namespace, sequence in zip(kinds, namespaces, sequences, strict=True):
+            self.note_written(kind, namespace, sequence)
+        self.live += sum(lengths)
+        return list(map(Place, repeat(self.segment_id), offsets, lengths))
+
+    def fill(
+        self,
+        entries: NDArray[np.void],
+        numbers: NDArray[np.uint32],
+        hours: NDArray[np.uint32],
+        alive: NDArray[np.bool_],
+    ) -> None:
+        """All records of an empty segment at once: a footer's entries, in its order, the number of each of the footer's
+        namespaces, and for each entry the hour of its last use (0: unknown) and whether it lives."""
+        assert not self._offsets, "a segment is filled once"
+        lengths, spaces, kinds = entries["length"], entries["namespace"], entries["kind"]
+        for column, values in (
+            (self._offsets, entries["offset"]),
+            (self._lengths, lengths),
+            (self._hours, hours),
+            (self._namespaces, numbers[spaces]),
+        ):
+            column.frombytes(values.astype(np.uint32).tobytes())
+        self._kinds += kinds.tobytes()
+        self._live += alive.astype(np.uint8).tobytes()
+        total = int(lengths.sum(dtype=np.uint64))
+        self.live = int(lengths[alive].sum(dtype=np.uint64))
+        self.dead = total - self.live
+        unseen = 2**64 - 1
+        lowest = np.full(len(numbers) * KINDS_END, unseen, np.uint64)
+        np.minimum.at(lowest, spaces.astype(np.int64) * KINDS_END + kinds, entries["sequence"])
+        for group in np.flatnonzero(lowest != unseen).tolist():
+            space, kind = divmod(group, KINDS_END)
+            self.note_written(kind, int(numbers[space]), int(lowest[group]))
 
     def note_written(self, kind: int, namespace: int, sequence: int) -> None:
         """The file may hold such a record, in the books or not."""
         if kind in CACHED_KINDS:
-            known = self._lowest.get((namespace, kind), sequence)
-            self._lowest[namespace, kind] = min(sequence, known)
+            known = self._lowest.get((namespace, kind))
+            if known is None or sequence < known:
+                self._lowest[namespace, kind] = sequence
 
     def may_hold(self, namespace: int, kinds: Collection[int], *, before: int) -> bool:
         """Whether the file may hold such a record of a lower sequence than `before`, in the books or not."""
@@ -164,9 +246,9 @@ class Segment:
         self.reserved -= taken
         self.padded += taken - payload_bytes
 
-    def close(self, allocated: int) -> None:
+    def close(self, allocated: int, state: State = State.CLOSED) -> None:
         """No more writes. What was reserved is padding now, or given back as far as `allocated` is lower."""
-        self.state = State.CLOSED
+        self.state = state
         given_back = min(self.allocated - allocated, self.reserved)
         assert given_back >= 0 or self.reserved == 0
         self.padded += self.reserved - given_back

@@ -28,6 +28,9 @@ _ROUNDING_BYTES = 3 * PAGE
 """The batch's end, the footer's end, and the names of the batch's namespaces in the footer."""
 _CATALOG_FLOOR_BYTES = 64 << 10
 
+SPARES_MAX = 4
+"""Files kept for further segments. What more there is goes back to the file system."""
+
 
 def segment_bytes_for(budget_bytes: int, segment_bytes: int | None) -> int:
     """The size of new segments. Raises ConfigError when it or the budget is out of range."""
@@ -79,16 +82,22 @@ class DiskBudget:
     """Of a segment that is being created and not in the table yet."""
     promised_bytes: int = 0
     """Of a segment that is about to be created: the catalogue does not grow into them."""
+    spares: dict[str, int] = field(default_factory=dict)
+    """Files between two lives, and their bytes. They are free for a new segment and for nothing else."""
+    creating: frozenset[str] = frozenset()
+    """Names that the file of a segment has while it is created: counted as that segment, or as the spare that it was."""
     _catalog_bytes: int = field(default=0)
+
+    def spare_bytes(self) -> int:
+        return sum(list(self.spares.values()))
 
     def refresh(self) -> None:
         """Measure everything below the directory that is not a segment of ours."""
+        names = self.device.names()
         with self.table.lock:
             ours = {segment.name for segment in self.table.segments.values()}
-        other = 0
-        for name in self.device.names():
-            if name not in ours:
-                other += self.device.allocated(name)
+            ours.update(self.spares, self.creating)
+        other = sum(self.device.allocated(name) for name in names if name not in ours)
         self._catalog_bytes = self.device.allocated(LmdbCatalog.DATA_NAME)
         self.other_bytes = other
 
@@ -96,18 +105,21 @@ class DiskBudget:
         """What new segments may take now, if `given_back` bytes are given back first. One segment's worth stays free
         unless the new one is for cleaning: copying forward must always be able to begin."""
         reserve = catalog_growth_bytes(self.segment_bytes) + (0 if cleaning else self.segment_bytes)
-        return self._unused() + given_back - reserve
+        return self.unused_bytes() + self.spare_bytes() + given_back - reserve
 
     def still_fits(self, size: int, *, cleaning: bool) -> bool:
         """Whether a segment that there was room for may still be created, now that the catalogue has grown into what
         was kept for its growth."""
-        return self._unused() - (0 if cleaning else self.segment_bytes) >= size
+        unused = self.unused_bytes() + self.spare_bytes()
+        return unused - (0 if cleaning else self.segment_bytes) >= size
 
-    def _unused(self) -> int:
-        return self.budget_bytes - self.table.allocated() - self.other_bytes
+    def unused_bytes(self) -> int:
+        """What of the budget lies in no file. Negative when a start found more than the budget."""
+        return self.budget_bytes - self.table.allocated() - self.spare_bytes() - self.other_bytes
 
     def catalog_bytes_max(self) -> int:
         """How large the catalogue's file may be. It does not grow into the room kept for copying."""
-        taken = self.table.allocated() + self.creating_bytes + self.promised_bytes
+        taken = self.table.allocated() + self.creating_bytes
+        kept = max(self.promised_bytes + self.segment_bytes, self.spare_bytes())
         rest = self.other_bytes - self._catalog_bytes
-        return self.budget_bytes - taken - rest - self.segment_bytes
+        return self.budget_bytes - taken - rest - kept

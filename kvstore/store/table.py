@@ -15,10 +15,14 @@ COUNTERS = (
     "appended_records",
     "appended_bytes",
     "syncs",
+    "written_bytes",
     "read_records",
+    "read_again_records",
     "damaged_records",
+    "quarantined_records",
     "device_errors",
     "reclaimed_segments",
+    "recycled_segments",
     "cleaned_bytes",
     "catalog_errors",
 )
@@ -59,6 +63,10 @@ class SegmentTable:
     def number_of(self, namespace: NamespaceDigest) -> int:
         return self._numbers.setdefault(namespace, len(self._numbers))
 
+    def namespaces(self) -> list[NamespaceDigest]:
+        """All that have a number, by number."""
+        return list(self._numbers)
+
     def allocated(self) -> int:
         with self.lock:
             return sum(segment.allocated for segment in self.segments.values())
@@ -66,6 +74,10 @@ class SegmentTable:
     def count(self, name: str, amount: int = 1) -> None:
         with self.lock:
             self._counts[name] += amount
+
+    def count_locked(self, name: str) -> None:
+        """Count one. The caller holds `lock`."""
+        self._counts[name] += 1
 
     def counts(self) -> dict[str, int]:
         with self.lock:

@@ -14,7 +14,7 @@ import xxhash
 
 from kvstore.clock import ManualClock
 from kvstore.errors import ConfigError, DirectoryInUse, InvalidArgument, NoSpace
-from kvstore.store.base import Place, Record, RecordKind, RecordLog, Recovery
+from kvstore.store.base import Place, Record, RecordKind, RecordLog, Recovery, Wanted
 from kvstore.types import BlockKey, BytesLike, Checks, Lineage, NamespaceDigest
 
 MIB = 1 << 20
@@ -72,8 +72,10 @@ def make_records(
     ]
 
 
-def read_back(log: RecordLog, records: Sequence[Record], places: Sequence[Place]) -> list[bytes | None]:
-    return log.read([(place, record.key, record.kind) for record, place in zip(records, places, strict=True)])
+def read_back(log: RecordLog, records: Sequence[Record], places: Sequence[Place]) -> list[BytesLike | None]:
+    return log.read(
+        [Wanted(place, record.key, record.kind) for record, place in zip(records, places, strict=True)]
+    )
 
 
 def fill(
@@ -176,7 +178,7 @@ class StoreSuite:
         log.append([make_record("key", b"elsewhere", namespace="other")])
         log.close()
         log, recovery = bench.open()
-        answers = log.read([(found.place, found.key, found.kind) for found in recovery.records])
+        answers = log.read([Wanted(found.place, found.key, found.kind) for found in recovery.records])
         assert answers == [b"state", b"newer", b"elsewhere"]
         log.close()
 
@@ -187,16 +189,16 @@ class StoreSuite:
         right = places[1]
         other = Place(right.segment_id + 9, right.offset, right.length)
         asked = [
-            (right, records[0].key, RecordKind.BLOCK),
-            (right, records[1].key, RecordKind.STATE),
-            (other, records[1].key, RecordKind.BLOCK),
-            (Place(right.segment_id, right.offset + 1, right.length), records[1].key, RecordKind.BLOCK),
-            (Place(right.segment_id, right.offset, right.length - 1), records[1].key, RecordKind.BLOCK),
-            (Place(right.segment_id, 2**40, right.length), records[1].key, RecordKind.BLOCK),
-            (Place(right.segment_id, 0, 0), records[1].key, RecordKind.BLOCK),
+            Wanted(right, records[0].key, RecordKind.BLOCK),
+            Wanted(right, records[1].key, RecordKind.STATE),
+            Wanted(other, records[1].key, RecordKind.BLOCK),
+            Wanted(Place(right.segment_id, right.offset + 1, right.length), records[1].key, RecordKind.BLOCK),
+            Wanted(Place(right.segment_id, right.offset, right.length - 1), records[1].key, RecordKind.BLOCK),
+            Wanted(Place(right.segment_id, 2**40, right.length), records[1].key, RecordKind.BLOCK),
+            Wanted(Place(right.segment_id, 0, 0), records[1].key, RecordKind.BLOCK),
         ]
         assert log.read(asked) == [None] * len(asked)
-        assert log.read([(right, records[1].key, RecordKind.BLOCK)]) == [records[1].payload]
+        assert log.read([Wanted(right, records[1].key, RecordKind.BLOCK)]) == [records[1].payload]
         assert log.counters()["damaged_records"] >= 2
         log.close()
 
@@ -253,7 +255,7 @@ class StoreSuite:
                 (found for found in recovery.records if found.key == digest("before")),
                 key=lambda found: found.kind,
             )
-            assert log.read([(found.place, found.key, found.kind) for found in both]) == [b"6", b"7"]
+            assert log.read([Wanted(found.place, found.key, found.kind) for found in both]) == [b"6", b"7"]
         log.close()
 
     def test_cleared_records_stay_gone_when_segments_are_cleaned_and_reclaimed(
@@ -304,7 +306,7 @@ class StoreSuite:
             log.close()
             log, recovery = bench.open()
             found = list(recovery.records)
-            answers = log.read([(item.place, item.key, item.kind) for item in found])
+            answers = log.read([Wanted(item.place, item.key, item.kind) for item in found])
             got = {
                 (item.namespace, item.key, item.kind): data for item, data in zip(found, answers, strict=True)
             }
@@ -341,7 +343,7 @@ class StoreSuite:
             log, recovery = bench.open(segment_bytes=MIB)
             assert {found.key for found in recovery.records if found.kind is RecordKind.BLOCK} == set(blocks)
             [found] = [found for found in recovery.records if found.kind is not RecordKind.BLOCK]
-            assert log.read([(found.place, after.key, RecordKind.STATE)]) == [after.payload]
+            assert log.read([Wanted(found.place, after.key, RecordKind.STATE)]) == [after.payload]
             if (cheapest := log.cheapest_segment()) is not None:
                 log.clean(cheapest[0])
             log.reclaim()
@@ -465,7 +467,8 @@ class StoreSuite:
         log, recovery = bench.open(budget_bytes=5 * MIB, segment_bytes=MIB)
         log.discard(found.place for found in recovery.records)
         log.reclaim()
-        assert (log.space().live, log.space().allocated, log.space().segments) == (0, 0, 0)
+        space = log.space()
+        assert (space.live, space.allocated - space.spare, space.segments) == (0, 0, 0)
         log.close()
 
     def test_cleaning_moves_what_lives_and_frees_the_segment(self, bench: StoreBench) -> None:
@@ -476,14 +479,18 @@ class StoreSuite:
         segment_id = cheapest[0]
         inside = [place for place in written if place.segment_id == segment_id]
         log.discard(inside[::2])
-        assert log.cheapest_segment() == (segment_id, sum(place.length for place in inside[1::2]))
+        cheapest = log.cheapest_segment()
+        assert cheapest is not None
+        assert cheapest.segment_id == segment_id
+        assert cheapest.live == sum(place.length for place in inside[1::2])
+        assert cheapest.live < cheapest.allocated <= MIB
         bench.damage(inside[1])
         moved = log.clean(segment_id)
         assert set(moved) == set(inside[3::2])
         assert log.space().allocated + log.space().other <= log.space().budget
         records = [written[place] for place in moved]
         assert read_back(log, records, list(moved.values())) == [record.payload for record in records]
-        assert log.read([(inside[3], written[inside[3]].key, RecordKind.BLOCK)]) == [None]
+        assert log.read([Wanted(inside[3], written[inside[3]].key, RecordKind.BLOCK)]) == [None]
         with pytest.raises(InvalidArgument, match="segment_id"):
             log.clean(segment_id)
         log.check_integrity()
@@ -491,6 +498,34 @@ class StoreSuite:
         log, recovery = bench.open(budget_bytes=6 * MIB, segment_bytes=MIB)
         found = {item.key: item.place for item in recovery.records}
         assert all(found[record.key] == place for record, place in zip(records, moved.values(), strict=True))
+        log.close()
+
+    def test_verifying_reads_all_that_lives_and_what_is_damaged_is_dead_from_then_on(
+        self, bench: StoreBench
+    ) -> None:
+        log, _ = bench.open(budget_bytes=6 * MIB, segment_bytes=MIB)
+        written = fill(log)
+        places = list(written)
+        gone, bent = places[:7], places[7::50]
+        log.discard(gone)
+        for place in bent:
+            bench.damage(place)
+        steps = []
+        for segment_id in log.segment_ids():
+            begin: int | None = 0
+            while begin is not None:
+                steps.append(log.verify(segment_id, begin=begin, bytes_max=100_000))
+                begin = steps[-1].next
+        assert sum(step.records for step in steps) == len(places) - len(gone)
+        assert sum(step.bytes for step in steps) == sum(place.length for place in places[7:])
+        damages = {damage.place: damage.key for step in steps for damage in step.damages}
+        assert damages == {place: written[place].key for place in bent}
+        assert log.space().live == sum(place.length for place in {*places[7:]} - {*bent})
+        assert log.counters()["quarantined_records"] == len(bent)
+        again = [log.verify(segment_id, begin=0, bytes_max=1 << 30) for segment_id in log.segment_ids()]
+        assert not any(step.damages for step in again)
+        assert log.verify(10**6, begin=0, bytes_max=1).records == 0
+        log.check_integrity()
         log.close()
 
     def test_impossible_records_are_refused_by_field(self, bench: StoreBench) -> None:

@@ -508,7 +508,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("values", "boot", "version")
+    __slots__ = ("values", "boot", "version", "buffered_because")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -519,10 +519,46 @@ class StatsReply(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    BUFFERED_BECAUSE_FIELD_NUMBER: _ClassVar[int]
     values: _containers.ScalarMap[str, float]
     boot: str
     version: str
-    def __init__(self, values: _Optional[_Mapping[str, float]] = ..., boot: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+    buffered_because: str
+    def __init__(self, values: _Optional[_Mapping[str, float]] = ..., boot: _Optional[str] = ..., version: _Optional[str] = ..., buffered_because: _Optional[str] = ...) -> None: ...
+
+class VerifyRequest(_message.Message):
+    __slots__ = ("bytes_per_second",)
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    bytes_per_second: int
+    def __init__(self, bytes_per_second: _Optional[int] = ...) -> None: ...
+
+class VerifyReply(_message.Message):
+    __slots__ = ("records", "bytes", "bytes_total", "damages", "done")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DAMAGES_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    records: int
+    bytes: int
+    bytes_total: int
+    damages: _containers.RepeatedCompositeFieldContainer[Damage]
+    done: bool
+    def __init__(self, records: _Optional[int] = ..., bytes: _Optional[int] = ..., bytes_total: _Optional[int] = ..., damages: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., done: bool = ...) -> None: ...
+
+class Damage(_message.Message):
+    __slots__ = ("segment", "offset", "length", "key", "what")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    segment: int
+    offset: int
+    length: int
+    key: bytes
+    what: str
+    def __init__(self, segment: _Optional[int] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., key: _Optional[bytes] = ..., what: _Optional[str] = ...) -> None: ...
 
 class ClearRequest(_message.Message):
     __slots__ = ("namespace",)

@@ -669,6 +669,11 @@ class AdminStub(object):
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.ListNamespacesRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_cache__pb2.ListNamespacesReply.FromString,
                 _registered_method=True)
+        self.Verify = channel.unary_stream(
+                '/kvstore.v1.Admin/Verify',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.VerifyReply.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -715,6 +720,14 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Verify(self, request, context):
+        """Read everything that is on the disk and lives, at a limited rate, and check all of its checksums. A message about every
+        half second, the last one with `done`. What is damaged is a miss from then on. One at a time: LIMIT_EXCEEDED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -747,6 +760,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListNamespaces,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.ListNamespacesRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_cache__pb2.ListNamespacesReply.SerializeToString,
+            ),
+            'Verify': grpc.unary_stream_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.VerifyRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.VerifyReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -911,6 +929,33 @@ class Admin(object):
             '/kvstore.v1.Admin/ListNamespaces',
             kvstore_dot_v1_dot_cache__pb2.ListNamespacesRequest.SerializeToString,
             kvstore_dot_v1_dot_cache__pb2.ListNamespacesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvstore.v1.Admin/Verify',
+            kvstore_dot_v1_dot_cache__pb2.VerifyRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.VerifyReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -16,10 +16,10 @@ import pytest
 from kvstore.clock import ManualClock
 from kvstore.errors import DeviceError, DirectoryInUse, FormatTooNew, NoSpace, StoreDamaged
 from kvstore.store import open_log
-from kvstore.store.base import Place, RecordKind, RecordLog, Recovery
+from kvstore.store.base import Place, RecordKind, RecordLog, Recovery, Wanted
 from kvstore.store.catalog import LmdbCatalog
 from kvstore.store.device import DeviceFile, PosixDevice, device_error
-from kvstore.store.format import crc32c
+from kvstore.store.format import FORMAT_VERSION, crc32c
 from kvstore.store.memory import MemoryDisk, open_memory
 from kvstore.testing.store_suite import (
     MIB,
@@ -120,7 +120,7 @@ def filled(bench: DirectoryBench, count: int = 900) -> dict[bytes, bytes]:
 
 def served(log: RecordLog, recovery: Recovery) -> dict[bytes, bytes]:
     """What the log hands out for everything that recovery named, misses left out."""
-    answers = log.read([(found.place, found.key, found.kind) for found in recovery.records])
+    answers = log.read([Wanted(found.place, found.key, found.kind) for found in recovery.records])
     return {
         found.key: data for found, data in zip(recovery.records, answers, strict=True) if data is not None
     }
@@ -215,13 +215,6 @@ def test_a_truncated_catalogue_is_rebuilt(bench: DirectoryBench, keep: int) -> N
     recovery = assert_serves(bench, payloads, at_least=len(payloads))
     assert recovery.rebuilt
     assert list(recovery.policies.values()) == ["periodic:8192"]
-
-
-def test_a_start_that_died_in_the_catalogue_is_followed_by_one_without_it(bench: DirectoryBench) -> None:
-    payloads = filled(bench)
-    (bench.directory / "catalog.opening").touch()
-    assert assert_serves(bench, payloads, at_least=len(payloads)).rebuilt
-    assert not (bench.directory / "catalog.opening").exists()
 
 
 def test_a_catalogue_of_another_store_is_not_believed(bench: DirectoryBench, tmp_path: Path) -> None:
@@ -335,10 +328,22 @@ def test_a_newer_format_is_refused_by_name(bench: DirectoryBench) -> None:
     filled(bench, 100)
     path = bench.directory / "identity"
     body = bytearray(path.read_bytes()[:60])
-    struct.pack_into("<I", body, 8, 2)
+    struct.pack_into("<I", body, 8, FORMAT_VERSION + 1)
     path.write_bytes(body + struct.pack("<I", crc32c(bytes(body))))
-    with pytest.raises(FormatTooNew, match=r"format_version=2; allowed: at most 1"):
+    told = f"format_version={FORMAT_VERSION + 1}; allowed: at most {FORMAT_VERSION}"
+    with pytest.raises(FormatTooNew, match=told):
         bench.open()
+
+
+def test_a_format_before_the_first_release_is_refused_by_name(bench: DirectoryBench) -> None:
+    filled(bench, 100)
+    path = bench.directory / "identity"
+    body = bytearray(path.read_bytes()[:60])
+    struct.pack_into("<I", body, 8, FORMAT_VERSION - 1)
+    path.write_bytes(body + struct.pack("<I", crc32c(bytes(body))))
+    with pytest.raises(StoreDamaged, match=f"format_version={FORMAT_VERSION - 1}"):
+        bench.open()
+    assert bench.segments()
 
 
 def test_a_directory_of_something_else_is_refused_and_nothing_touched(bench: DirectoryBench) -> None:
@@ -412,8 +417,12 @@ class _Measured(PosixDevice):
         self.highest = max(self.highest, total)
         assert total <= self.budget_bytes, (total, self.budget_bytes)
 
-    def create(self, name: str) -> DeviceFile:
-        return _MeasuredFile(super().create(name), self)
+    def create(self, name: str, *, bulk: bool = False) -> DeviceFile:
+        return _MeasuredFile(super().create(name, bulk=bulk), self)
+
+    def open(self, name: str, *, bulk: bool = False) -> DeviceFile | None:
+        file = super().open(name, bulk=bulk)
+        return None if file is None else _MeasuredFile(file, self)
 
     def rename(self, old: str, new: str) -> None:
         super().rename(old, new)
@@ -432,7 +441,7 @@ class _MeasuredFile:
     def __init__(self, file: DeviceFile, device: _Measured) -> None:
         self._file = file
         self._device = device
-        self.pread, self.size, self.close = file.pread, file.size, file.close
+        self.pread, self.read_into, self.size, self.close = file.pread, file.read_into, file.size, file.close
         self.forget_cached = file.forget_cached
 
     def pwritev(self, offset: int, parts: Sequence[BytesLike]) -> int:
@@ -506,17 +515,17 @@ class _HeldReads(PosixDevice):
         super().__init__(directory)
         self.hold, self.reached, self.go_on = threading.Event(), threading.Event(), threading.Event()
 
-    def open(self, name: str):  # type: ignore[no-untyped-def]
-        file = super().open(name)
+    def open(self, name: str, *, bulk: bool = False) -> DeviceFile | None:
+        file = super().open(name, bulk=bulk)
         if file is not None and self.hold.is_set():
-            read = file.pread
+            read = file.read_into
 
-            def held(offset: int, length: int) -> bytes:
+            def held(offset: int, target: memoryview) -> int:
                 self.reached.set()
                 assert self.go_on.wait(10)
-                return read(offset, length)
+                return read(offset, target)
 
-            file.pread = held  # type: ignore[method-assign]
+            file.read_into = held  # type: ignore[method-assign]
         return file
 
 
@@ -621,3 +630,22 @@ def test_near_the_budget_promised_room_is_there_and_cleaning_can_always_begin(
         assert space.live == sum(place.length for place in living), f"seed {seed}"
     log.check_integrity()
     log.close()
+
+
+def test_with_the_catalogue_everything_s_last_use_is_lost_and_counts_as_now(tmp_path: Path) -> None:
+    """Nothing goes before its time because nobody knows any more when it was used."""
+    clock = ManualClock(wall=1_800_000_000.0)
+    log, _ = open_log(tmp_path, budget_bytes=8 * MIB, segment_bytes=MIB, clock=clock)
+    records = make_records(0, 40)
+    log.append(records)
+    log.close()
+    clock.advance(50.5 * 3600.0)
+    (tmp_path / "catalog.mdb").unlink()
+    lost_at = clock.wall()
+    for is_first in (True, False):
+        log, recovery = open_log(tmp_path, budget_bytes=8 * MIB, segment_bytes=MIB, clock=clock)
+        assert recovery.rebuilt is is_first
+        assert len(recovery.records) == len(records)
+        assert all(lost_at <= found.last_use <= lost_at + 3600.0 for found in recovery.records)
+        log.close()
+        clock.advance(3600.0)

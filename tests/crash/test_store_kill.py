@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.clock import SystemClock
-from kvstore.store import open_log
+from kvstore.store import Wanted, open_log
 from kvstore.testing.store_suite import MIB, make_records
 
 ROUNDS = 30
@@ -21,7 +21,7 @@ BUDGET = 24 * MIB
 CHILD = """
 import sys
 from kvstore.clock import SystemClock
-from kvstore.store import open_log
+from kvstore.store import Wanted, open_log
 from kvstore.testing.store_suite import MIB, make_records
 
 directory, first, budget = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -104,7 +104,7 @@ def test_what_a_killed_process_acknowledged_is_found_again(tmp_path: Path) -> No
         if round_number % 5 == 4 and (directory / "catalog.mdb").exists():
             (directory / "catalog.mdb").unlink()
         log, recovery = open_log(directory, budget_bytes=BUDGET, segment_bytes=MIB, clock=SystemClock())
-        answers = log.read([(found.place, found.key, found.kind) for found in recovery.records])
+        answers = log.read([Wanted(found.place, found.key, found.kind) for found in recovery.records])
         got = {found.key.hex(): data for found, data in zip(recovery.records, answers, strict=True)}
         assert owed <= got.keys(), f"seed {seed}, round {round_number}: lost {len(owed - got.keys())}"
         positions = {found.key.hex(): found.position // 128 - 1 for found in recovery.records}

@@ -10,13 +10,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import google_crc32c
 import pytest
 
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.prefix.keys import block_keys
 from kvstore.profile.registry import get_profile
-from kvstore.store.format import FORMAT_VERSION
+from kvstore.store.format import FORMAT_VERSION, crc32c
 from kvstore.store.identity import IDENTITY_NAME
 from kvstore.types import ItemKind
 from kvstore_client import CacheClient, Costs, ReserveItem
@@ -329,7 +328,7 @@ def test_a_directory_of_a_newer_format_is_refused_by_name_and_left_alone() -> No
             assert running.stop() == 0
         identity = bytearray((directory / IDENTITY_NAME).read_bytes())
         identity[8:12] = (FORMAT_VERSION + 998).to_bytes(4, "little")
-        identity[-4:] = google_crc32c.value(bytes(identity[:-4])).to_bytes(4, "little")
+        identity[-4:] = crc32c(bytes(identity[:-4])).to_bytes(4, "little")
         (directory / IDENTITY_NAME).write_bytes(identity)
         before = {p.name: p.stat().st_size for p in directory.iterdir()}
         _refused(_kvstore("serve", "--dir", str(directory)), str(FORMAT_VERSION + 998), str(FORMAT_VERSION))
@@ -351,6 +350,8 @@ def test_a_directory_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) 
         (("--policy", "sometimes"), ("sometimes",)),
         (("--config", "/nonexistent.toml"), ("/nonexistent.toml",)),
         (("--metrics", "nowhere"), ("nowhere",)),
+        (("--wear", "1GiB"), ("wear=1073741824", "a day or more")),
+        (("--disk", "8MiB", "--segment", "5MiB"), ("holds fewer than 4 segments", "8388608")),
     ],
 )
 def test_serve_refuses_bad_options(tmp_path: Path, args: tuple[str, ...], words: tuple[str, ...]) -> None:

@@ -123,5 +123,6 @@ def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
         "keys",
         "commit_bytes",
         "commit_wait",
+        "wear",
         "metrics",
     ]

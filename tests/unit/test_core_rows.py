@@ -237,7 +237,7 @@ def test_a_cleaned_segment_carries_rows_along_or_loses_them() -> None:
     keys = rig.store(range(2 * B), rows=[0, 1], ssd=[2 * B])
     lengths = [TINY.block_bytes] * 2 + [TINY.state_bytes] + [TINY.rows_block_bytes] * 2
     old = [Place(1, 4096 * (1 + number), length) for number, length in enumerate(lengths)]
-    moved = {place: replace(place, segment_id=7) for place in old[:-1]}
+    moved = {place: place._replace(segment_id=7) for place in old[:-1]}
     report = rig.core.relocate(1, moved)
     assert report.moved == 4
     assert [each.item for each in report.lost] == [ItemId(keys[1], ItemKind.ROWS)]

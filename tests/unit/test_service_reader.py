@@ -2,94 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
 
 import pytest
 
-from kvstore.clock import ManualClock
 from kvstore.core import FetchItem
 from kvstore.errors import DeviceError, UnknownLease
-from kvstore.service.reader import BATCH_BYTES, Read, Reader, ReadGate
-from kvstore.store import Place, Record, RecordKind, RecordLog, open_log
-from kvstore.testing.sim_device import SimDevice
-from kvstore.types import BlockKey, Checks, ItemId, ItemKind, Lineage, NamespaceDigest
-
-SIZE = 300_000
-NAMESPACE = NamespaceDigest(b"n" * 32)
-
-
-def key_of(number: int) -> BlockKey:
-    return BlockKey(hashlib.sha256(b"%d" % number).digest())
-
-
-def payload_of(number: int) -> bytes:
-    return hashlib.shake_256(key_of(number)).digest(SIZE)
-
-
-def item(number: int, place: Place | None, payload: bytes | None = None) -> FetchItem:
-    return FetchItem(
-        ItemId(key_of(number), ItemKind.BLOCK),
-        32,
-        Lineage.EXACT,
-        Checks(zlib.crc32(payload_of(number))),
-        place=place,
-        payload=payload,
-    )
-
-
-@dataclass
-class Rig:
-    device: SimDevice
-    log: RecordLog
-    reader: Reader
-    items: list[FetchItem | None]
-    now: dict[int, FetchItem | None] = field(default_factory=dict)
-    forgotten: list[FetchItem] = field(default_factory=list)
-    lease_ended: bool = False
-    settle: Callable[[], None] = lambda: None
-
-    async def settled(self) -> None:
-        self.settle()
-
-    def again(self, number: int) -> FetchItem | None:
-        if self.lease_ended:
-            raise UnknownLease("the lease ended")
-        return self.now.get(number, self.items[number])
-
-    def damaged(self, item: FetchItem) -> None:
-        self.forgotten.append(item)
-
-    async def all(self) -> list[Read]:
-        async with aclosing(self.reader.read(self.items, self)) as reads:
-            return [read async for read in reads]
-
-
-@contextmanager
-def rig(count: int, *, gate_bytes: int = 64 << 20) -> Iterator[Rig]:
-    device = SimDevice(3)
-    log, _ = open_log("sim", budget_bytes=64 << 20, segment_bytes=4 << 20, clock=ManualClock(), device=device)
-    places: list[Place] = []
-    for number in range(count):
-        record = Record(
-            RecordKind.BLOCK,
-            NAMESPACE,
-            key_of(number),
-            BlockKey(NAMESPACE),
-            32,
-            Lineage.EXACT,
-            payload_of(number),
-            Checks(zlib.crc32(payload_of(number))),
-        )
-        places += log.append([record])
-    with ThreadPoolExecutor(2) as threads:
-        reader = Reader(log, executor=threads, gate=ReadGate(gate_bytes), clock=ManualClock())
-        yield Rig(device, log, reader, [item(number, place) for number, place in enumerate(places)])
-    log.close()
+from kvstore.service.reader import BATCH_BYTES, Read
+from kvstore.service.rooms import KEPT_ROOMS, ROOM_BYTES, Rooms
+from kvstore.store import Place
+from tests.support.reading import SIZE, item, payload_of, rig
 
 
 def right(reads: Sequence[Read]) -> list[bool]:
@@ -119,10 +42,10 @@ async def test_items_are_listed_only_as_they_are_read_and_a_lease_that_ends_mean
 
         async def read() -> None:
             seen = 0
-            async with aclosing(made.reader.read(items(), made)) as reads:
-                async for _ in reads:
-                    assert listed <= seen + 2 * (BATCH_BYTES // SIZE + 1) + 1
-                    seen += 1
+            async with aclosing(made.reader.read(items(), made)) as batches:
+                async for reads in batches:
+                    seen += len(reads)
+                    assert listed <= seen + BATCH_BYTES // SIZE + 1
 
         with pytest.raises(UnknownLease):
             await read()
@@ -206,8 +129,8 @@ async def test_an_item_gone_meanwhile_is_a_miss_and_not_damage() -> None:
 
 async def test_stopping_early_or_failing_holds_nothing() -> None:
     with rig(40) as made:
-        async with aclosing(made.reader.read(made.items, made)) as reads:
-            async for _ in reads:
+        async with aclosing(made.reader.read(made.items, made)) as batches:
+            async for _ in batches:
                 break
         assert made.reader.gate.held_bytes == 0
         made.items[39] = item(39, Place(99, 4096, SIZE))
@@ -215,3 +138,43 @@ async def test_stopping_early_or_failing_holds_nothing() -> None:
         with pytest.raises(UnknownLease):
             await made.all()
         assert made.reader.gate.held_bytes == 0
+
+
+async def test_a_part_is_those_bytes_of_every_item_wherever_it_lies() -> None:
+    with rig(12) as made:
+        made.items[2] = item(2, None, payload_of(2))
+        moved = made.items[4]
+        assert moved is not None
+        made.now[4] = moved
+        made.items[4] = item(4, Place(99, 4096, SIZE))
+        for begin, end in ((0, 100_000), (100_000, 150_000), (150_000, SIZE), (120_000, 120_007), (0, SIZE)):
+            reads = await made.all((begin, end))
+            assert [read.payload for read in reads] == [payload_of(n)[begin:end] for n in range(12)]
+        assert (made.reader.gate.held_bytes, made.forgotten) == (0, [])
+
+
+async def test_rooms_come_back_when_the_next_batch_is_asked_for_and_are_used_again() -> None:
+    with rig(60) as made:
+        assert all(right(await made.all()))
+        assert all(right(await made.all()))
+        rooms = made.rooms
+        assert rooms.lent == rooms.taken_back >= 2 * (60 * SIZE // BATCH_BYTES)
+        # Two at once: the batch in hand and the one that is read ahead.
+        assert 1 <= len(rooms._idle) <= 2
+
+
+def test_rooms_that_are_kept_are_few_and_of_one_size() -> None:
+    rooms = Rooms()
+    lent = [rooms.lend(1) for _ in range(KEPT_ROOMS + 3)]
+    for room in [*lent, rooms.lend(ROOM_BYTES + 1)]:
+        rooms.take_back(room)
+    assert {len(room) for room in rooms._idle} == {ROOM_BYTES}
+    assert len(rooms._idle) == KEPT_ROOMS
+
+
+async def test_a_read_that_is_given_up_while_it_runs_keeps_its_room_for_itself() -> None:
+    with rig(40) as made:
+        async with aclosing(made.reader.read(made.items, made)) as batches:
+            await anext(batches)
+        assert made.rooms.lent - made.rooms.taken_back in (0, 1)
+        assert all(right(await made.all()))

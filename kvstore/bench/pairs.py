@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 RESAMPLES = 5_000
 CONFIDENCE = 0.95
+PAIRS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +39,26 @@ def spread(values: Sequence[float], *, seed: int = 1) -> Spread:
         medians[int((1.0 - edge) * RESAMPLES) - 1],
         len(values),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What both sides did at nearly the same time, in units of work per second."""
+
+    ours: float
+    theirs: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.theirs
+
+
+def interleaved(count: int, *, ours: Callable[[], float], theirs: Callable[[], float]) -> Iterator[Pair]:
+    """Pairs in the order A B, B A, A B, ...: what drifts meanwhile favours neither side."""
+    for number in range(count):
+        if number % 2 == 0:
+            first = ours()
+            yield Pair(first, theirs())
+        else:
+            first = theirs()
+            yield Pair(ours(), first)

@@ -1,0 +1,131 @@
+"""`kvstore bench storage` and `kvstore bench small`: how fast blocks are written and read on this machine's disk."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvstore.bench import small, storage
+from kvstore.bench.pairs import PAIRS
+from kvstore.cli.output import check_json_target, emit, table
+from kvstore.config import parse_size
+from kvstore.errors import InvalidArgument
+
+SIZE_MIN = 64 << 20
+SIZE_MAX = 64 << 30
+PAIRS_MAX = 1_000
+BLOCKS_MAX = 10_000_000
+
+
+def register(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser],
+    add_place_flags: Callable[[argparse.ArgumentParser], None],
+) -> None:
+    large = actions.add_parser(
+        "storage", help="large blocks: durable writes and cold reads beside the raw disk"
+    )
+    large.add_argument(
+        "--size", default="1GiB", metavar="SIZE", help="written and read per pass (default 1GiB)"
+    )
+    large.add_argument(
+        "--pairs", type=int, default=PAIRS, metavar="N", help=f"pairs to measure (default {PAIRS})"
+    )
+    add_place_flags(large)
+    large.set_defaults(run=run_storage)
+    little = actions.add_parser("small", help="blocks of 4 KiB in batches: written and read per second")
+    little.add_argument(
+        "--blocks", type=int, default=65_536, metavar="N", help="written and read per pass (default 65536)"
+    )
+    little.add_argument("--passes", type=int, default=PAIRS, metavar="N", help=f"passes (default {PAIRS})")
+    add_place_flags(little)
+    little.set_defaults(run=run_small)
+
+
+def run_storage(args: argparse.Namespace) -> int:
+    check_json_target(args)
+    size = parse_size(args.size, name="--size")
+    _refuse_outside("--size", size, SIZE_MIN, SIZE_MAX)
+    _refuse_outside("--pairs", args.pairs, 1, PAIRS_MAX)
+    seed = secrets.randbits(32) if args.seed is None else args.seed
+    with _directory(args.dir) as directory:
+        found = storage.measure(directory, size=size, pairs=args.pairs, seed=seed, tell=_tell)
+    answer = storage.report(found, size=size, seed=seed)
+    emit(args, answer, _storage_text(answer))
+    return 0
+
+
+def run_small(args: argparse.Namespace) -> int:
+    check_json_target(args)
+    _refuse_outside("--blocks", args.blocks, 1, BLOCKS_MAX)
+    _refuse_outside("--passes", args.passes, 1, PAIRS_MAX)
+    seed = secrets.randbits(32) if args.seed is None else args.seed
+    with _directory(args.dir) as directory:
+        found = small.measure(directory, blocks=args.blocks, passes=args.passes, seed=seed, tell=_tell)
+    answer = small.report(found, blocks=args.blocks, seed=seed)
+    emit(args, answer, _small_text(answer))
+    return 0
+
+
+@contextmanager
+def _directory(beside: Path | None) -> Iterator[Path]:
+    """A folder of its own, on the disk of the current one unless told otherwise: temporary folders are often in memory."""
+    directory = Path(tempfile.mkdtemp(prefix="kvstore-bench-", dir=Path.cwd() if beside is None else beside))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+def _refuse_outside(field: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidArgument(
+            "not a size that can be measured", field=field, value=value, allowed=f"{low} to {high}"
+        )
+
+
+def _storage_text(answer: dict[str, Any]) -> str:
+    rows = []
+    for what in ("write", "read"):
+        found = answer[what]
+        low, high = found["interval"]
+        rows.append((what, f"{found['ratio']:.3f}", f"[{low:.3f}, {high:.3f}]", f"{found['raw']:,.0f} MB/s"))
+    detail = answer["detail"]
+    return "\n".join(
+        [
+            table(rows, head=("", "of raw", "95 %", "raw")),
+            f"{answer['device_bytes_per_payload_byte']:.4f} device bytes a payload byte, from {detail['device_bytes_from']}; "
+            f"{detail['pairs']} pairs of {detail['size_bytes']:,} bytes, {detail['threads']} threads, seed {detail['seed']}",
+        ]
+    )
+
+
+def _small_text(answer: dict[str, Any]) -> str:
+    rows = [
+        (
+            what,
+            f"{answer[name]['median']:,.0f}",
+            "[{:,.0f}, {:,.0f}]".format(*answer[name]["interval"]),
+            f"{answer['bars'][name]:,}",
+        )
+        for what, name in (("written", "written_per_second"), ("read", "read_per_second"))
+    ]
+    detail = answer["detail"]
+    return "\n".join(
+        [
+            table(rows, head=("blocks", "a second", "95 %", "wanted")),
+            f"{answer['device_bytes_per_payload_byte']:.4f} device bytes a payload byte, from {detail['device_bytes_from']}; "
+            f"{detail['passes']} passes of {detail['blocks_per_pass']:,} blocks, seed {detail['seed']}",
+        ]
+    )
+
+
+def _tell(line: str) -> None:
+    if sys.stderr.isatty():
+        print(line, file=sys.stderr)

@@ -1,0 +1,289 @@
+"""Commands about what lies on the disk: verify, rebuild-index."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from kvstore.cli.output import add_json_flag, check_json_target, emit, table
+from kvstore.clock import SystemClock
+from kvstore.config import environment, parse_size, size_text
+from kvstore.errors import ConfigError, DirectoryInUse
+from kvstore.store import Recovery, open_log
+from kvstore.store.base import Damage, Place, RecordLog
+from kvstore.store.catalog import Catalog
+from kvstore.store.format import PAGE, SEGMENT_BYTES_MAX
+from kvstore.store.identity import IDENTITY_NAME
+from kvstore.store.rebuild import RebuiltCatalog
+from kvstore.store.segment import is_spare_name, segment_id_of
+from kvstore.store.space import SEGMENT_BYTES_MIN, SEGMENTS_MIN
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.v1 import cache_pb2_grpc
+from kvstore_client.failures import translated
+
+STEP_BYTES = 32 << 20
+RATE_MIN = 1 << 20
+SHOWN_DAMAGES = 20
+TOLD_EVERY_SECONDS = 0.2
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    about = "read everything that is stored and check every checksum"
+    verify = subparsers.add_parser(
+        "verify",
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}. With --socket in a running service, which then treats what is damaged as "
+        "a miss; with --dir on a directory that no service holds. Exit 1 when damage was found.",
+    )
+    where = verify.add_mutually_exclusive_group()
+    where.add_argument("--dir", default=None, help="a directory that no service holds (or KVSTORE_DIR)")
+    where.add_argument("--socket", default=None, metavar="S", help="a running service's kvstore.sock")
+    verify.add_argument(
+        "--rate",
+        default=None,
+        metavar="SIZE",
+        help="bytes a second at most (default 100MiB with --socket, no limit with --dir)",
+    )
+    add_json_flag(verify)
+    verify.set_defaults(run=run_verify)
+
+    about = "read the log and write the index on disk anew"
+    rebuild = subparsers.add_parser(
+        "rebuild-index",
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}, on a directory that no service holds. Nothing is erased when it fails. "
+        "Last uses are lost with the old one: everything counts as used now.",
+    )
+    rebuild.add_argument("--dir", default=None, help="the directory (or KVSTORE_DIR)")
+    add_json_flag(rebuild)
+    rebuild.set_defaults(run=run_rebuild)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a verify has read until now."""
+
+    records: int = 0
+    bytes: int = 0
+    bytes_total: int = 0
+    damages: list[Damage] = field(default_factory=list)
+    lost: int = 0
+    """Records that opening the directory knew of and could not find whole: cut off, or in a segment without a footer."""
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    check_json_target(args)
+    rate = 0 if args.rate is None else parse_size(args.rate, name="--rate")
+    if args.rate is not None and rate < RATE_MIN:
+        raise ConfigError(
+            "too slow to end", field="--rate", value=args.rate, allowed=f"{size_text(RATE_MIN)} or more"
+        )
+    steps = _verify_online(args.socket, rate) if args.socket else _verify_offline(_directory(args), rate)
+    begun = time.monotonic()
+    outcome = Outcome()
+    line = _Line()
+    for outcome in steps:
+        line.show(
+            f"verify: {outcome.bytes >> 20:,} of {outcome.bytes_total >> 20:,} MiB, {len(outcome.damages)} damaged"
+        )
+    line.clear()
+    seconds = time.monotonic() - begun
+    damages = outcome.damages
+    found = [f"{len(damages)} DAMAGED"] * bool(damages) + [f"{outcome.lost} LOST"] * bool(outcome.lost)
+    text = (
+        f"{outcome.records:,} records, {outcome.bytes:,} bytes in {seconds:.1f} s: "
+        f"{', '.join(found) or 'all whole'}"
+    )
+    if damages:
+        rows = [(d.place.segment_id, d.place.offset, d.key.hex()[:16], d.what) for d in damages]
+        text = (
+            f"{table(rows[:SHOWN_DAMAGES], head=('segment', 'offset', 'key begins', 'what'))}\n"
+            f"{f'and {len(rows) - SHOWN_DAMAGES} more' if len(rows) > SHOWN_DAMAGES else ''}\n{text}"
+        )
+        if args.socket:
+            text += "; each is a miss from now on"
+    emit(
+        args,
+        {
+            "records": outcome.records,
+            "bytes": outcome.bytes,
+            "seconds": round(seconds, 3),
+            "quarantined": bool(args.socket),
+            "lost": outcome.lost,
+            "damaged": [
+                {
+                    "segment": d.place.segment_id,
+                    "offset": d.place.offset,
+                    "length": d.place.length,
+                    "key": d.key.hex(),
+                    "what": d.what,
+                }
+                for d in damages
+            ],
+        },
+        text,
+    )
+    return 1 if found else 0
+
+
+def _verify_offline(directory: Path, rate: int) -> Iterator[Outcome]:
+    log, recovery = _open(directory, f"kvstore verify --socket {directory / 'kvstore.sock'}")
+    begun = time.monotonic()
+    pause = threading.Event()
+    with closing(log):
+        outcome = Outcome(bytes_total=log.space().live, lost=recovery.damaged_records)
+        for segment_id in log.segment_ids():
+            begin: int | None = 0
+            while begin is not None:
+                step = log.verify(segment_id, begin=begin, bytes_max=STEP_BYTES)
+                outcome.records += step.records
+                outcome.bytes += step.bytes
+                outcome.damages += step.damages
+                begin = step.next
+                if rate:
+                    pause.wait(max(0.0, outcome.bytes / rate - (time.monotonic() - begun)))
+                yield outcome
+        yield outcome
+
+
+def _verify_online(socket: str, rate: int) -> Iterator[Outcome]:
+    path = Path(socket)
+    path = path / "kvstore.sock" if path.is_dir() else path
+    if not path.is_socket():
+        raise ConfigError(
+            "no service listens there",
+            field="--socket",
+            value=socket,
+            allowed="kvstore.sock of a running service, or --dir for a directory that no service holds",
+        )
+    outcome = Outcome()
+    is_done = False
+    with grpc.insecure_channel(f"unix:{path.absolute()}") as channel:
+        try:
+            for reply in cache_pb2_grpc.AdminStub(channel).Verify(pb.VerifyRequest(bytes_per_second=rate)):
+                outcome.records, outcome.bytes = reply.records, reply.bytes
+                outcome.bytes_total = reply.bytes_total
+                outcome.damages += [
+                    Damage(Place(d.segment, d.offset, d.length), d.key, d.what) for d in reply.damages
+                ]
+                is_done = reply.done
+                yield outcome
+        except grpc.RpcError as error:
+            raise translated(error, what="Verify") from error
+    assert is_done, "a service says when it is done"
+
+
+def run_rebuild(args: argparse.Namespace) -> int:
+    check_json_target(args)
+    directory = _directory(args)
+    catalog = RebuiltCatalog(directory)
+    begun = time.monotonic()
+    line = _Line()
+    try:
+        log, recovery = _open(
+            directory, f"stop it first; it may be asked with kvstore stats --dir {directory}", catalog, line
+        )
+    except BaseException:
+        catalog.close()
+        catalog.put_back()
+        raise
+    with closing(log):
+        space = log.space()
+        catalog.keep()
+    line.clear()
+    kinds = Counter(found.kind.name.lower() for found in recovery.records)
+    found = {
+        "segments": space.segments,
+        "records": len(recovery.records),
+        "kinds": dict(sorted(kinds.items())),
+        "live_bytes": space.live,
+        "dead_bytes": space.dead,
+        "torn_bytes": recovery.torn_bytes,
+        "damaged_records": recovery.damaged_records,
+        "seconds": round(time.monotonic() - begun, 3),
+    }
+    named = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "none"
+    emit(
+        args,
+        found,
+        f"{space.segments:,} segments, {len(recovery.records):,} records ({named}), {space.live:,} bytes live in "
+        f"{found['seconds']:.1f} s; {recovery.damaged_records:,} damaged records, {recovery.torn_bytes:,} torn bytes",
+    )
+    return 0
+
+
+def _directory(args: argparse.Namespace) -> Path:
+    """A directory that holds a store: to look at one must not begin one."""
+    name = args.dir or environment("KVSTORE_DIR")
+    if not name:
+        raise ConfigError(
+            "no directory given", field="--dir", value="", allowed="--dir D, KVSTORE_DIR, or --socket S"
+        )
+    directory = Path(name).absolute()
+    if not directory.is_dir():
+        raise ConfigError("no such directory", field="--dir", value=name, allowed="a store's directory")
+    with suppress(PermissionError):  # opening it says better what is wrong
+        if not (directory / IDENTITY_NAME).exists() and not any(directory.iterdir()):
+            raise ConfigError(
+                "the directory is empty", field="--dir", value=name, allowed="a store's directory"
+            )
+    return directory
+
+
+def _open(
+    directory: Path, online: str, catalog: Catalog | None = None, line: _Line | None = None
+) -> tuple[RecordLog, Recovery]:
+    """The store with a budget that nothing has to leave for, and segments of the size that it has."""
+    segment_bytes, used = _sizes(directory)
+    try:
+        return open_log(
+            directory,
+            budget_bytes=2 * used + 2 * SEGMENTS_MIN * segment_bytes,
+            segment_bytes=segment_bytes,
+            clock=SystemClock(),
+            catalog=catalog,
+            progress=(line or _Line()).progress,
+        )
+    except DirectoryInUse as error:
+        raise DirectoryInUse(f"{error}; a running service: {online}") from error
+
+
+def _sizes(directory: Path) -> tuple[int, int]:
+    """Bytes of a segment as this store makes them, and bytes of everything."""
+    sizes = {path.name: path.stat() for path in directory.iterdir() if path.is_file()}
+    spares = [status.st_size for name, status in sizes.items() if is_spare_name(name)]
+    segments = [status.st_size for name, status in sizes.items() if segment_id_of(name) is not None]
+    largest = max(spares or segments, default=0) // PAGE * PAGE
+    used = sum(status.st_blocks * 512 for status in sizes.values())
+    return min(max(largest, SEGMENT_BYTES_MIN), SEGMENT_BYTES_MAX), used
+
+
+class _Line:
+    """One line on a terminal's stderr that is written over."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._shown_at = 0.0
+
+    def show(self, text: str) -> None:
+        now = time.monotonic()
+        if self._is_terminal and now - self._shown_at >= TOLD_EVERY_SECONDS:
+            self._shown_at = now
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        unit = " bytes of a segment without a footer" if phase == "records" else ""
+        self.show(f"{phase}: {done:,} of {total:,}{unit}")
+
+    def clear(self) -> None:
+        if self._is_terminal and self._shown_at:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,86 @@
+"""Files between two lives: a segment that went leaves its file, allocated and written, to the next one.
+
+Writing over blocks that were written before is steadier than first writes into fresh ones, and asks nothing of a file
+system that others have filled.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from kvstore.errors import DeviceError, NoSpace
+from kvstore.store.device import Device
+from kvstore.store.segment import Segment, is_spare_name, spare_name
+from kvstore.store.space import SPARES_MAX
+from kvstore.store.state import OpenedStore
+
+
+def adopt_spares(store: OpenedStore) -> None:
+    """At a start: take over the spares that earlier runs left, as far as they have the size of new segments."""
+    for name in store.device.names():
+        if not is_spare_name(name):
+            continue
+        size = _size_of(store.device, name)
+        # One with holes, as a copied directory may have, would want room when it is written.
+        is_whole = size == store.disk.segment_bytes and store.device.allocated(name) >= size
+        if is_whole and len(store.disk.spares) < SPARES_MAX:
+            store.disk.spares[name] = size
+        else:
+            store.device.unlink(name)
+    store.disk.refresh()
+    drop_spares_over_budget(store)
+
+
+def retire_file(store: OpenedStore, segment: Segment, *, kept: int) -> str | None:
+    """Let go of the file of a segment that has gone: for good, or under the name of a spare, which is returned. Only
+    when the names are synced the caller may put it among the spares. `kept`: how many there are, or will be then. Raises
+    DeviceError or NoSpace."""
+    disk = store.disk
+    if is_spare_name(segment.name):
+        # Renamed before, when the names could not be synced.
+        return segment.name
+    if segment.allocated != disk.segment_bytes or kept >= SPARES_MAX:
+        store.device.unlink(segment.name)
+        return None
+    name = spare_name(segment.segment_id)
+    if name in disk.spares:
+        store.device.unlink(segment.name)
+        return None
+    store.device.rename(segment.name, name)
+    segment.name = name
+    store.table.count("recycled_segments")
+    return name
+
+
+def drop_spares_over_budget(store: OpenedStore) -> None:
+    """What is kept for later goes first when the rest has grown. A removal that fails is tried again the next time."""
+    disk = store.disk
+    while disk.spares and disk.unused_bytes() < 0:
+        drop_spare(store)
+
+
+def drop_spare(store: OpenedStore) -> bool:
+    """Give one spare back to the file system; False when there is none, or its removal failed."""
+    disk = store.disk
+    if not disk.spares:
+        return False
+    name, size = disk.spares.popitem()
+    try:
+        store.device.unlink(name)
+        store.device.sync_names()
+    except (DeviceError, NoSpace):
+        store.table.count("device_errors")
+        disk.spares[name] = size
+        return False
+    return True
+
+
+def _size_of(device: Device, name: str) -> int:
+    with suppress(DeviceError):
+        file = device.open(name)
+        if file is not None:
+            try:
+                return file.size()
+            finally:
+                file.close()
+    return 0

@@ -1,0 +1,156 @@
+"""Verify over a real directory: one changed byte anywhere that is checked is found and named; and what a rebuild keeps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvstore.clock import ManualClock
+from kvstore.errors import StoreDamaged
+from kvstore.store import RecordLog, open_log
+from kvstore.store.base import Damage, Place, Record
+from kvstore.store.format import LARGE_HEADER_BYTES, RECORD_HEADER_BYTES, SLICE_ENTRY_BYTES, payload_gap
+from kvstore.store.rebuild import ASIDE_NAME, RebuiltCatalog
+from kvstore.testing.store_suite import MIB, make_records, read_back
+
+SLICES = 5
+
+
+class Shelf:
+    """A store on disk with small and large records."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = ManualClock()
+        large = [
+            replace(record, slices=[i * 20_000 for i in range(1, SLICES + 1)])
+            for record in make_records(0, 12, size=100_000)
+        ]
+        self.records = [*large, *make_records(100, 200, size=3328)]
+        self.log = self.open()
+        self.places = [place for each in self.records for place in self.log.append([each])]
+        self.reopen()
+
+    def open(self, catalog: RebuiltCatalog | None = None) -> RecordLog:
+        log, _ = open_log(
+            self.directory, budget_bytes=16 * MIB, segment_bytes=MIB, clock=self.clock, catalog=catalog
+        )
+        return log
+
+    def reopen(self) -> None:
+        self.log.close()
+        self.log = self.open()
+
+    def path(self, segment_id: int) -> Path:
+        return self.directory / f"segment-{segment_id:016x}.log"
+
+    def bend(self, segment_id: int, at: int, bit: int = 3) -> None:
+        with self.path(segment_id).open("r+b") as file:
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << bit]))
+
+    def verify(self) -> list[Damage]:
+        return [
+            damage
+            for segment_id in self.log.segment_ids()
+            for damage in self.log.verify(segment_id, begin=0, bytes_max=1 << 30).damages
+        ]
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    made = Shelf(tmp_path / "store")
+    yield made
+    made.log.close()
+
+
+def checked_bytes(place: Place, record: Record) -> list[int]:
+    """Where a record's bytes are covered by a checksum: its header, its table, its payload. The last slice has no entry."""
+    begin = place.offset - payload_gap(place.length)
+    table = SLICE_ENTRY_BYTES * max(0, len(record.slices) - 1)
+    return [
+        *range(begin, begin + RECORD_HEADER_BYTES + table),
+        *range(place.offset, place.offset + place.length),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_changed_bit_of_a_record_is_found_and_the_record_named(shelf: Shelf, seed: int) -> None:
+    chance = random.Random(seed)
+    for number in chance.sample(range(len(shelf.records)), 40):
+        place, record = shelf.places[number], shelf.records[number]
+        at, bit = chance.choice(checked_bytes(place, record)), chance.randrange(8)
+        shelf.bend(place.segment_id, at, bit)
+        [damage] = [each for each in shelf.verify() if each.what != "segment header"]
+        assert damage.place == place, f"seed {seed}, byte {at}, bit {bit}"
+        assert damage.key == record.key, f"seed {seed}, byte {at}, bit {bit}"
+        shelf.bend(place.segment_id, at, bit)
+
+
+@pytest.mark.parametrize("at", [0, RECORD_HEADER_BYTES - 1, RECORD_HEADER_BYTES, RECORD_HEADER_BYTES + 31])
+def test_header_and_table_of_a_large_record_are_part_of_it(shelf: Shelf, at: int) -> None:
+    place = shelf.places[3]
+    shelf.bend(place.segment_id, place.offset - LARGE_HEADER_BYTES + at)
+    assert [damage.place for damage in shelf.verify()] == [place]
+    [answer] = read_back(shelf.log, [shelf.records[3]], [place])
+    # A payload that is whole by itself may still be handed out; only its table of slices is gone.
+    assert answer in (None, shelf.records[3].payload)
+
+
+def test_a_damaged_footer_and_a_damaged_segment_header_are_named_and_cost_no_record(shelf: Shelf) -> None:
+    ids = shelf.log.segment_ids()
+    size = shelf.path(ids[0]).stat().st_size
+    shelf.bend(ids[0], size - 32)
+    shelf.bend(ids[1], shelf.path(ids[1]).stat().st_size - 20)
+    shelf.bend(ids[1], 100)
+    assert [(each.place.segment_id, each.what) for each in shelf.verify()] == [
+        (ids[1], "footer"),
+        (ids[1], "segment header"),
+    ]
+    assert read_back(shelf.log, shelf.records, shelf.places) == [each.payload for each in shelf.records]
+    shelf.reopen()
+    assert read_back(shelf.log, shelf.records, shelf.places) == [each.payload for each in shelf.records]
+
+
+def test_a_removed_segment_is_that_many_damaged_records(shelf: Shelf) -> None:
+    first = shelf.log.segment_ids()[0]
+    shelf.log.close()
+    shelf.log = shelf.open()
+    shelf.path(first).unlink()
+    inside = [place for place in shelf.places if place.segment_id == first]
+    assert {damage.place for damage in shelf.verify()} == set(inside)
+
+
+def test_a_rebuilt_catalogue_serves_everything_and_leaves_nothing_aside(shelf: Shelf) -> None:
+    shelf.log.close()
+    catalog = RebuiltCatalog(shelf.directory)
+    shelf.log = shelf.open(catalog)
+    assert (shelf.directory / ASIDE_NAME).exists()
+    catalog.keep()
+    assert not (shelf.directory / ASIDE_NAME).exists()
+    assert read_back(shelf.log, shelf.records, shelf.places) == [each.payload for each in shelf.records]
+    shelf.reopen()
+    assert read_back(shelf.log, shelf.records, shelf.places) == [each.payload for each in shelf.records]
+
+
+def test_a_rebuild_that_failed_puts_the_old_catalogue_back(shelf: Shelf) -> None:
+    shelf.log.close()
+    index = (shelf.directory / "catalog.mdb").read_bytes()
+    catalog = RebuiltCatalog(shelf.directory)
+    catalog.load()
+    assert (shelf.directory / "catalog.mdb").read_bytes() != index
+    catalog.close()
+    catalog.put_back()
+    assert (shelf.directory / "catalog.mdb").read_bytes() == index
+    (shelf.directory / "identity").rename(shelf.directory / "kept")
+    with pytest.raises(StoreDamaged):
+        shelf.open(RebuiltCatalog(shelf.directory))
+    (shelf.directory / "kept").rename(shelf.directory / "identity")
+    assert (shelf.directory / "catalog.mdb").read_bytes() == index
+    shelf.log = shelf.open()
