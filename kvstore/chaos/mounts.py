@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -41,6 +42,9 @@ def make_file_system(kind: FileSystem, image: Path, *, size: int, options: tuple
         run("mkfs.ext4", "-q", "-F", "-b", "4096", "-E", "nodiscard,lazy_itable_init=0", *options, image)
 
 
+SCRATCH_BYTES_MIN = 1 << 30
+
+
 @contextmanager
 def scratch_folder(where: str | None) -> Iterator[Path]:
     """A fresh folder, in memory unless `where` names a folder to make it in; removed afterwards."""
@@ -49,7 +53,16 @@ def scratch_folder(where: str | None) -> Iterator[Path]:
             "no such folder", field="--dir", value=where, allowed="an existing folder for scratch files"
         )
     memory = Path("/dev/shm")
-    parent = where or (str(memory) if memory.is_dir() else None)
+    parent = where or (str(memory) if memory.is_dir() else tempfile.gettempdir())
+    # Images are sparse: one that meets a full folder looks like a device that loses what it has taken.
+    free = shutil.disk_usage(parent).free
+    if free < SCRATCH_BYTES_MIN:
+        raise ChaosFailed(
+            "too little room for scratch files; --dir names another folder",
+            field="--dir",
+            value=f"{parent} with {free >> 20} MiB free",
+            allowed=f"{SCRATCH_BYTES_MIN >> 20} MiB free or more",
+        )
     with tempfile.TemporaryDirectory(
         prefix="kvstore-chaos-", dir=parent, ignore_cleanup_errors=True
     ) as folder:

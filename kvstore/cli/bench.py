@@ -12,6 +12,7 @@ from pathlib import Path
 from kvstore.bench import restart
 from kvstore.cli import bench_speed
 from kvstore.cli.output import add_json_flag, check_json_target, emit, table
+from kvstore.cli.stopping import stop_in_order
 from kvstore.errors import InvalidArgument
 
 EXTRAPOLATED_BLOCKS = 10_000_000
@@ -59,6 +60,7 @@ def run_restart(args: argparse.Namespace) -> int:
     seed = secrets.randbits(32) if args.seed is None else args.seed
     starts = []
     for blocks in args.blocks:
+        stop_in_order()
         directory = Path(tempfile.mkdtemp(prefix="kvstore-bench-", dir=args.dir))
         try:
             starts += restart.measure(directory, blocks, seed=seed, tell=_tell)

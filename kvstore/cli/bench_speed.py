@@ -15,6 +15,7 @@ from typing import Any
 from kvstore.bench import small, storage
 from kvstore.bench.pairs import PAIRS
 from kvstore.cli.output import check_json_target, emit, table
+from kvstore.cli.stopping import stop_in_order
 from kvstore.config import parse_size
 from kvstore.errors import InvalidArgument
 
@@ -76,6 +77,7 @@ def run_small(args: argparse.Namespace) -> int:
 @contextmanager
 def _directory(beside: Path | None) -> Iterator[Path]:
     """A folder of its own, on the disk of the current one unless told otherwise: temporary folders are often in memory."""
+    stop_in_order()
     directory = Path(tempfile.mkdtemp(prefix="kvstore-bench-", dir=Path.cwd() if beside is None else beside))
     try:
         yield directory

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import random
-import signal
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 
 from kvstore.chaos.base import Outcome, Progress
 from kvstore.cli.output import STDOUT, add_json_flag, check_json_target, emit, table
+from kvstore.cli.stopping import stop_in_order
 from kvstore.errors import InvalidArgument
 
 _COUNT_MAX = 100_000_000
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seed is None:
         args.seed = random.SystemRandom().randrange(2**32)
     # A stop in order unmounts and removes everything.
-    signal.signal(signal.SIGTERM, _stop)
+    stop_in_order()
     with scratch_folder(args.dir) as scratch:
         outcome: Outcome = args.attack(args, scratch, _progress)
     _progress("")
@@ -85,10 +84,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json == STDOUT:
         print(outcome.summary, file=sys.stderr)
     return 1 if outcome.violations else 0
-
-
-def _stop(number: int, frame: types.FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _progress(line: str) -> None:

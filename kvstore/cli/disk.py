@@ -117,7 +117,7 @@ def run_verify(args: argparse.Namespace) -> int:
             "records": outcome.records,
             "bytes": outcome.bytes,
             "seconds": round(seconds, 3),
-            "quarantined": bool(args.socket),
+            "quarantined": bool(args.socket and damages),
             "lost": outcome.lost,
             "damaged": [
                 {
@@ -188,14 +188,9 @@ def run_rebuild(args: argparse.Namespace) -> int:
     catalog = RebuiltCatalog(directory)
     begun = time.monotonic()
     line = _Line()
-    try:
-        log, recovery = _open(
-            directory, f"stop it first; it may be asked with kvstore stats --dir {directory}", catalog, line
-        )
-    except BaseException:
-        catalog.close()
-        catalog.put_back()
-        raise
+    log, recovery = _open(
+        directory, f"stop it first; it may be asked with kvstore stats --dir {directory}", catalog, line
+    )
     with closing(log):
         space = log.space()
         catalog.keep()
@@ -226,15 +221,18 @@ def _directory(args: argparse.Namespace) -> Path:
     name = args.dir or environment("KVSTORE_DIR")
     if not name:
         raise ConfigError(
-            "no directory given", field="--dir", value="", allowed="--dir D, KVSTORE_DIR, or --socket S"
+            "no directory given",
+            field="--dir",
+            value="",
+            allowed="--dir D or KVSTORE_DIR" + (", or --socket S" if hasattr(args, "socket") else ""),
         )
     directory = Path(name).absolute()
     if not directory.is_dir():
         raise ConfigError("no such directory", field="--dir", value=name, allowed="a store's directory")
     with suppress(PermissionError):  # opening it says better what is wrong
-        if not (directory / IDENTITY_NAME).exists() and not any(directory.iterdir()):
+        if not (directory / IDENTITY_NAME).exists():
             raise ConfigError(
-                "the directory is empty", field="--dir", value=name, allowed="a store's directory"
+                "the directory holds no store", field="--dir", value=name, allowed="a store's directory"
             )
     return directory
 

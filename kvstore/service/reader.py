@@ -186,7 +186,15 @@ class Reader:
     async def _drop(self, ahead: asyncio.Task[_Loan]) -> None:
         """End a batch that nobody waits for, and what it holds."""
         ahead.cancel()
-        await asyncio.wait({ahead})
+        try:
+            await asyncio.wait({ahead})
+        except asyncio.CancelledError:
+            # Cancelled once more: what it holds goes back when it ends.
+            ahead.add_done_callback(self._ended)
+            raise
+        self._ended(ahead)
+
+    def _ended(self, ahead: asyncio.Task[_Loan]) -> None:
         # A batch that failed, as well as one that was cancelled, has left the gate by itself.
         if not ahead.cancelled() and ahead.exception() is None:
             self._end(ahead.result())

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection
 from kvstore.clock import Clock, SystemClock
 from kvstore.config import ServiceConfig
 from kvstore.core import Core, Limits, LoadReport
-from kvstore.errors import PolicyTooLarge
+from kvstore.errors import ConfigError, PolicyTooLarge
 from kvstore.policy.window import WindowPolicy
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.pool.states import StatePool
@@ -220,7 +220,14 @@ class _Service:
         async with AsyncExitStack() as ends:
             await self._set_health(_NOT_SERVING)
             server = self._server(engine)
-            server.add_insecure_port(f"unix:{self._places.socket}")
+            try:
+                server.add_insecure_port(f"unix:{self._places.socket}")
+            except RuntimeError as error:
+                raise ConfigError(
+                    "the socket cannot be made: something else has that name, or the directory takes no new files",
+                    field="socket",
+                    value=self._places.socket,
+                ) from error
             await server.start()
             ends.push_async_callback(server.stop, 0)
             self._places.socket.chmod(0o600)

@@ -12,9 +12,12 @@ import errno
 import os
 import platform
 import sys
+import threading
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
 
+from kvstore.errors import KvstoreError
 from kvstore.store.device import PosixFile
 from kvstore.store.lanes import LANES, ThreadLanes, Transfer
 
@@ -99,7 +102,7 @@ class _Context:
     def begin(self, transfer: Transfer, descriptor: int) -> None:
         """Hand a transfer to the kernel. OSError where it does not take it; then nothing has begun."""
         memory = ctypes.c_char.from_buffer(transfer.view)
-        number = self._free[-1]
+        number = self._free.pop()
         block = self._blocks[number]
         block.data = number
         block.opcode = _WRITE if transfer.is_write else _READ
@@ -107,9 +110,14 @@ class _Context:
         block.buffer = ctypes.addressof(memory)
         block.length = len(transfer.view)
         block.offset = transfer.offset
-        self._kernel.call(self._kernel.submit, self._id, ctypes.c_long(1), self._pointers[number])
         # The kernel writes to this memory or reads from it: it is kept, whatever the caller does.
-        self._under_way[self._free.pop()] = (transfer, memory)
+        self._under_way[number] = (transfer, memory)
+        try:
+            self._kernel.call(self._kernel.submit, self._id, ctypes.c_long(1), self._pointers[number])
+        except OSError:
+            del self._under_way[number]
+            self._free.append(number)
+            raise
 
     def wait(self) -> list[tuple[Transfer, int]]:
         """At least one transfer that is over, with bytes moved or a negative error number."""
@@ -135,7 +143,8 @@ class _Context:
 
     def close(self) -> None:
         """Waits for what is under way."""
-        self._kernel.call(self._kernel.destroy, self._id)
+        with suppress(OSError):  # in a forked child it is not this process's
+            self._kernel.call(self._kernel.destroy, self._id)
 
 
 class KernelLanes(ThreadLanes):
@@ -144,6 +153,8 @@ class KernelLanes(ThreadLanes):
     def __init__(self) -> None:
         super().__init__()
         self._kernel = _kernel()
+        self._turn = threading.Lock()
+        self._closed = False
         self._idle: list[_Context] = []
 
     def move(self, transfers: Iterable[Transfer]) -> Generator[Transfer, None, None]:
@@ -160,16 +171,18 @@ class KernelLanes(ThreadLanes):
 
     def close(self) -> None:
         super().close()
-        while self._idle:
-            self._idle.pop().close()
+        with self._turn:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for context in idle:
+            context.close()
 
     def _context(self) -> _Context | None:
         if self._kernel is None:
             return None
-        try:
-            return self._idle.pop()
-        except IndexError:
-            pass
+        with self._turn:
+            if self._idle:
+                return self._idle.pop()
         try:
             return _Context(self._kernel, LANES)
         except OSError:
@@ -177,21 +190,39 @@ class KernelLanes(ThreadLanes):
             return None
 
     def _move(self, context: _Context, coming: Iterator[Transfer]) -> Generator[Transfer, None, None]:
+        is_known = False
         try:
-            while True:
-                while context.under_way < LANES and (transfer := next(coming, None)) is not None:
-                    if not self._begun(context, transfer):
-                        transfer.run()
-                        yield transfer
-                if not context.under_way:
-                    return
-                for transfer, result in context.wait():
-                    _finish(transfer, result)
-                    yield transfer
+            yield from self._steps(context, coming)
+            is_known = True
+        except (KvstoreError, GeneratorExit):
+            is_known = True
+            raise
         finally:
-            while context.under_way:
-                context.wait()
-            self._idle.append(context)
+            if is_known:
+                while context.under_way:
+                    context.wait()
+            self._let_go(context, may_be_kept=is_known)
+
+    def _steps(self, context: _Context, coming: Iterator[Transfer]) -> Generator[Transfer, None, None]:
+        while True:
+            while context.under_way < LANES and (transfer := next(coming, None)) is not None:
+                if not self._begun(context, transfer):
+                    transfer.run()
+                    yield transfer
+            if not context.under_way:
+                return
+            for transfer, result in context.wait():
+                _finish(transfer, result)
+                yield transfer
+
+    def _let_go(self, context: _Context, *, may_be_kept: bool) -> None:
+        """Where an interrupt may have come between a system call and the books, only the kernel knows what is under way: it
+        waits for that when the context goes."""
+        with self._turn:
+            if may_be_kept and not self._closed:
+                self._idle.append(context)
+                return
+        context.close()
 
     def _begun(self, context: _Context, transfer: Transfer) -> bool:
         file = transfer.file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections import Counter
 from contextlib import suppress
 
 from kvstore.store.format import LARGE_PAYLOAD_BYTES, PAGE, align, payload_gap, record_span
@@ -83,15 +84,18 @@ class SlotPool:
         self._keep_bytes = keep_bytes
         self._idle_bytes = 0
         self._idle: dict[int, list[memoryview]] = {}
+        self._asked: Counter[int] = Counter()
 
     def take(self, length: int) -> Slot:
         """A slot for a payload of `length` bytes. What it holds is left from earlier ones."""
         span = record_span(length)
-        idle = self._idle.setdefault(span, [])
+        idle = self._idle.get(span)
         if not idle:
-            pieces = carved(span, max(1, _ARENA_BYTES // span))
-            idle.extend(pieces)
-            self._idle_bytes += span * len(pieces)
+            count = self._carve_at_once(span)
+            if count < 2:
+                return Slot(length)
+            idle = self._idle[span] = carved(span, count)
+            self._idle_bytes += span * count
         self._idle_bytes -= span
         return Slot(length, idle.pop())
 
@@ -101,6 +105,15 @@ class SlotPool:
         if self._idle_bytes + span > self._keep_bytes:
             # Sizes that are asked for no more must not keep out those that are.
             self._idle.clear()
+            self._asked.clear()
             self._idle_bytes = 0
         self._idle.setdefault(span, []).append(slot.pages)
         self._idle_bytes += span
+
+    def _carve_at_once(self, span: int) -> int:
+        """Several at once lie in large pages; but all of them stay while one is held, so that only sizes that are asked for
+        again and again are carved."""
+        self._asked[span] += 1
+        count = _ARENA_BYTES // span
+        fits = self._idle_bytes + span * count <= self._keep_bytes
+        return count if fits and self._asked[span] > count else 1

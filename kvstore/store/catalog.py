@@ -150,26 +150,39 @@ class LmdbCatalog:
     """A catalogue in one LMDB file. The store's directory lock is its lock."""
 
     DATA_NAME = "catalog.mdb"
+    ASIDE_NAME = "catalog.mdb.aside"
+    """What it is called while a rebuild is under way."""
     _MAP_BYTES_MIN = 1 << 20
 
     def __init__(self, directory: Path, *, read_rows: ReadRows = read_in_child) -> None:
         """read_rows: reads the file of an earlier life. It is mapped for writing only when all of it was found whole."""
         self._data = directory / self.DATA_NAME
+        self._aside = directory / self.ASIDE_NAME
         self._read_rows = read_rows
         self._env: Any = None
 
     def load(self) -> Loaded:
+        self._end_rebuild()
+        return self._load()
+
+    def _load(self) -> Loaded:
         with translated("examine", str(self._data)):
             existed = self._data.exists()
         rows = self._read_rows(self._data) if existed else None
         if rows is not None:
-            self._open_environment()
+            self._open_environment(is_whole=True)
         if self._env is None:
             rows = None
             with translated("remove", str(self._data)):
                 self._data.unlink(missing_ok=True)
             self._open_environment()
         return Loaded(rows or {}, intact=rows is not None)
+
+    def _end_rebuild(self) -> None:
+        """One that did not come to its end is undone: the old catalogue knows last uses that the log does not."""
+        with translated("put back", str(self._aside)):
+            if self._aside.exists():
+                self._aside.replace(self._data)
 
     def write(self, changes: Mapping[bytes, bytes | None], *, bytes_max: int) -> bool:
         if self._env is None:
@@ -194,7 +207,8 @@ class LmdbCatalog:
             environment, self._env = self._env, None
             environment.close()
 
-    def _open_environment(self) -> None:
+    def _open_environment(self, *, is_whole: bool = False) -> None:
+        """is_whole: it was read a moment ago, so that an error of the system is one of the moment."""
         try:
             self._env = lmdb.open(
                 str(self._data),
@@ -211,8 +225,18 @@ class LmdbCatalog:
             )
         except lmdb.Error as error:
             code = getattr(error, "code", None)
-            if code in (errno.EACCES, errno.EIO, errno.ENOMEM, errno.EPERM, errno.EMFILE, errno.ENFILE):
-                raise DeviceError(f"cannot open the catalogue {self._data}: {os.strerror(code)}") from error
+            is_of_system = isinstance(code, int) and code > 0
+            if (is_whole and is_of_system) or code in (
+                errno.EACCES,
+                errno.EIO,
+                errno.ENOMEM,
+                errno.EPERM,
+                errno.EMFILE,
+                errno.ENFILE,
+            ):
+                raise DeviceError(
+                    f"cannot open the catalogue {self._data}: {os.strerror(code or 0)}"
+                ) from error
             # Full disks and files that are no catalogue: the store works without.
             self._env = None
 

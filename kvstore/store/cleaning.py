@@ -13,6 +13,7 @@ from kvstore.store.reader import Checked
 from kvstore.store.segment import COVERED_KINDS, Segment, bytes_for
 from kvstore.store.state import OpenedStore
 from kvstore.store.writer import Pending
+from kvstore.types import BlockKey, Checks, Lineage
 
 _COPY_BYTES_MAX = 32 << 20
 _OWN_KINDS = frozenset({*COVERED_KINDS, POLICY_KIND})
@@ -52,6 +53,7 @@ class Cleaner:
                     if source.kind(index) not in _OWN_KINDS:
                         self._table.kill(place)
             raise
+        self._renew_clears(source, damaged)
         with self._table.lock:
             moved = self._take_over(source, copies)
             for index in damaged:
@@ -62,6 +64,30 @@ class Cleaner:
         if rows:
             self._store.write_rows(rows)
         return moved
+
+    def _renew_clears(self, source: Segment, damaged: Sequence[int]) -> None:
+        """A clear whose bytes are damaged is written anew: all that it says is known, and without it what it covers would be
+        found again."""
+        places = {source.place(index) for index in damaged if source.kind(index) in COVERED_KINDS}
+        renewed = [
+            Pending(
+                kind=kind,
+                namespace=namespace,
+                key=BlockKey(namespace),
+                parent=BlockKey(namespace),
+                position=0,
+                lineage=Lineage.EXACT,
+                checks=Checks(0),
+                payload=b"",
+                length=0,
+                sequence=sequence,
+                created_ms=self._store.now_ms(),
+            )
+            for (namespace, kind), (sequence, place) in self._store.clears.items()
+            if place in places
+        ]
+        if renewed:
+            self._appender.append(renewed, cleaning=True)
 
     def _refuse_without_room(self, lengths: Sequence[int]) -> None:
         self._store.disk.refresh()

@@ -232,6 +232,7 @@ class SegmentLog:
                 last.callback(self._store.catalog.close)
                 last.callback(self._store.files.close)
                 last.callback(self._appender.finish)
+                last.callback(self._store.reader.close)
 
     def _reclaim(self) -> int:
         total = 0

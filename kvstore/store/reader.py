@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
-from kvstore.errors import DeviceError
+from kvstore.errors import DeviceError, InvalidArgument
 from kvstore.store.base import Place, RecordKind, Wanted
 from kvstore.store.buffers import aligned
 from kvstore.store.device import Device, DeviceFile, read_pages
@@ -32,7 +32,7 @@ from kvstore.store.format import (
     slices_hold,
 )
 from kvstore.store.lanes import Lanes, Transfer
-from kvstore.store.segment import Segment
+from kvstore.store.segment import COVERED_KINDS, Segment
 from kvstore.store.table import SegmentTable
 from kvstore.types import KEY_BYTES, BlockKey, BytesLike
 
@@ -149,7 +149,9 @@ class _Run:
 
     def transfers(self, file: DeviceFile) -> list[Transfer]:
         """What is to be read; `note` each when it is over."""
-        found = [Transfer(file, self.begin, self.pages, is_write=False, tag=self)]
+        found = []
+        if self.end > self.begin:
+            found.append(Transfer(file, self.begin, self.pages, is_write=False, tag=self))
         if self.head is not None:
             found.append(Transfer(file, self.head, self.room[:PAGE], is_write=False, tag=self))
         self._under_way = len(found)
@@ -157,10 +159,10 @@ class _Run:
 
     def note(self, transfer: Transfer) -> bool:
         """Whether that was the last one."""
-        if transfer.offset == self.begin:
-            self.read = transfer.done
-        else:
+        if transfer.offset == self.head:
             self.head_read = transfer.done
+        else:
+            self.read = transfer.done
         self._under_way -= 1
         return self._under_way == 0
 
@@ -193,6 +195,28 @@ class Reader:
         self._files = files
         self._tag = store_tag
         self._lanes = lanes
+        self._changed = threading.Condition()
+        self._reading = 0
+        self._closed = False
+
+    def close(self) -> None:
+        """Refuse reads from now on, and return when none is under way any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._reading)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._changed:
+            if self._closed:
+                raise InvalidArgument("the log is closed", field="reads", value="refused")
+            self._reading += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._reading -= 1
+                self._changed.notify_all()
 
     def room_for(self, wanted: Sequence[Wanted]) -> int:
         return sum(run.length for run in _plan(wanted))
@@ -230,7 +254,7 @@ class Reader:
         for run in runs:
             run.room, at = room[at : at + run.length], at + run.length
         try:
-            with ExitStack() as ends:
+            with self._counted(), ExitStack() as ends:
                 opened = {
                     segment_id: self._open(segment_id, ends)
                     for segment_id in dict.fromkeys(run.segment_id for run in runs)
@@ -305,7 +329,9 @@ class Reader:
         with self._table.lock:
             for item in items:
                 index = segment.find(item.place)
-                if index is not None and segment.is_live(index):
+                # A clear goes on covering what it covers, whatever became of its bytes.
+                is_needed = index is not None and segment.kind(index) in COVERED_KINDS
+                if index is not None and segment.is_live(index) and not is_needed:
                     segment.kill(index)
                     self._table.count_locked("quarantined_records")
 

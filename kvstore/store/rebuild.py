@@ -7,31 +7,32 @@ from pathlib import Path
 from kvstore.store.catalog import LmdbCatalog, Loaded
 from kvstore.store.device import translated
 
-ASIDE_NAME = LmdbCatalog.DATA_NAME + ".aside"
-
 
 class RebuiltCatalog(LmdbCatalog):
-    """A catalogue that knows nothing when it is loaded. Afterwards call `keep`, or, closed, `put_back`."""
+    """A catalogue that knows nothing when it is loaded. Call `keep` when the log is open; closed without that, it puts the
+    old one back."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self._file = directory / self.DATA_NAME
-        self._aside = directory / ASIDE_NAME
+        self._is_aside = False
 
     def load(self) -> Loaded:
-        # Only here: by now the directory is locked.
-        with translated("set aside", str(self._file)):
-            if self._file.exists():
-                self._file.replace(self._aside)
-        return super().load()
+        # Only here: by now the directory is locked, and it is until after `close`.
+        self._end_rebuild()
+        with translated("set aside", str(self._data)):
+            if self._data.exists():
+                self._data.replace(self._aside)
+                self._is_aside = True
+        return self._load()
 
     def keep(self) -> None:
         """The new one is whole: the old one goes."""
         with translated("remove", str(self._aside)):
             self._aside.unlink(missing_ok=True)
+        self._is_aside = False
 
-    def put_back(self) -> None:
-        """It failed: the old one is what there is."""
-        with translated("put back", str(self._aside)):
-            if self._aside.exists():
-                self._aside.replace(self._file)
+    def close(self) -> None:
+        super().close()
+        if self._is_aside:
+            self._is_aside = False
+            self._end_rebuild()

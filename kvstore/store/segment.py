@@ -29,6 +29,9 @@ _NAME = re.compile(r"segment-([0-9a-f]{16})\.log\Z")
 _SPARE = re.compile(r"spare-([0-9a-f]{16})\.log\Z")
 TEMPORARY_SUFFIX = ".tmp"
 
+SEGMENT_IDS_END = 2**31
+"""Ids of ours stay far below, and the index keeps them in 32 bits: a file that claims more is another's."""
+
 CACHED_KINDS = frozenset({int(RecordKind.BLOCK), int(RecordKind.STATE), int(RecordKind.ROWS)})
 """What callers store. A namespace's description and policy are no part of it."""
 
@@ -48,7 +51,8 @@ def segment_name(segment_id: int) -> str:
 
 def segment_id_of(name: str) -> int | None:
     match = _NAME.match(name)
-    return int(match[1], 16) if match else None
+    number = int(match[1], 16) if match else SEGMENT_IDS_END
+    return number if number < SEGMENT_IDS_END else None
 
 
 PIECE_BYTES = 1 << 20

@@ -39,7 +39,7 @@ def retire_file(store: OpenedStore, segment: Segment, *, kept: int) -> str | Non
     if is_spare_name(segment.name):
         # Renamed before, when the names could not be synced.
         return segment.name
-    if segment.allocated != disk.segment_bytes or kept >= SPARES_MAX:
+    if segment.allocated != disk.segment_bytes or kept >= SPARES_MAX or disk.unused_bytes() < 0:
         store.device.unlink(segment.name)
         return None
     name = spare_name(segment.segment_id)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvstore.clock import Clock
-from kvstore.errors import DeviceError
+from kvstore.errors import DeviceError, NoSpace
 from kvstore.store.base import Place
 from kvstore.store.buffers import BufferPool
 from kvstore.store.catalog import Catalog

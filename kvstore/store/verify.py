@@ -27,7 +27,7 @@ from kvstore.store.format import (
     slices_hold,
 )
 from kvstore.store.reader import Checked
-from kvstore.store.segment import Segment
+from kvstore.store.segment import COVERED_KINDS, Segment
 from kvstore.store.state import OpenedStore
 
 WHAT_RECORD = "record"
@@ -110,7 +110,9 @@ def _quarantine(store: OpenedStore, segment: Segment, place: Place) -> None:
     """Dead from now on; what the reader found is so already."""
     with store.table.lock:
         number = segment.find(place)
-        if number is not None and segment.is_live(number):
+        # A clear goes on covering what it covers, whatever became of its bytes.
+        is_needed = number is not None and segment.kind(number) in COVERED_KINDS
+        if number is not None and segment.is_live(number) and not is_needed:
             segment.kill(number)
             store.table.count_locked("quarantined_records")
             store.table.count_locked("damaged_records")

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from kvstore.clock import ManualClock
-from kvstore.errors import StoreDamaged
+from kvstore.errors import DirectoryInUse, StoreDamaged
 from kvstore.store import RecordLog, open_log
 from kvstore.store.base import Damage, Place, Record
+from kvstore.store.catalog import LmdbCatalog
 from kvstore.store.format import LARGE_HEADER_BYTES, RECORD_HEADER_BYTES, SLICE_ENTRY_BYTES, payload_gap
-from kvstore.store.rebuild import ASIDE_NAME, RebuiltCatalog
+from kvstore.store.rebuild import RebuiltCatalog
 from kvstore.testing.store_suite import MIB, make_records, read_back
 
 SLICES = 5
@@ -131,9 +132,9 @@ def test_a_rebuilt_catalogue_serves_everything_and_leaves_nothing_aside(shelf: S
     shelf.log.close()
     catalog = RebuiltCatalog(shelf.directory)
     shelf.log = shelf.open(catalog)
-    assert (shelf.directory / ASIDE_NAME).exists()
+    assert (shelf.directory / LmdbCatalog.ASIDE_NAME).exists()
     catalog.keep()
-    assert not (shelf.directory / ASIDE_NAME).exists()
+    assert not (shelf.directory / LmdbCatalog.ASIDE_NAME).exists()
     assert read_back(shelf.log, shelf.records, shelf.places) == [each.payload for each in shelf.records]
     shelf.reopen()
     assert read_back(shelf.log, shelf.records, shelf.places) == [each.payload for each in shelf.records]
@@ -146,7 +147,6 @@ def test_a_rebuild_that_failed_puts_the_old_catalogue_back(shelf: Shelf) -> None
     catalog.load()
     assert (shelf.directory / "catalog.mdb").read_bytes() != index
     catalog.close()
-    catalog.put_back()
     assert (shelf.directory / "catalog.mdb").read_bytes() == index
     (shelf.directory / "identity").rename(shelf.directory / "kept")
     with pytest.raises(StoreDamaged):
@@ -154,3 +154,22 @@ def test_a_rebuild_that_failed_puts_the_old_catalogue_back(shelf: Shelf) -> None
     (shelf.directory / "kept").rename(shelf.directory / "identity")
     assert (shelf.directory / "catalog.mdb").read_bytes() == index
     shelf.log = shelf.open()
+
+
+def test_a_rebuild_that_was_killed_is_undone_by_the_next_start(shelf: Shelf) -> None:
+    shelf.log.close()
+    (shelf.directory / "catalog.mdb").rename(shelf.directory / LmdbCatalog.ASIDE_NAME)
+    (shelf.directory / "catalog.mdb").write_bytes(b"half of a new one")
+    shelf.log, recovery = open_log(
+        shelf.directory, budget_bytes=16 * MIB, segment_bytes=MIB, clock=shelf.clock
+    )
+    assert not recovery.rebuilt
+    assert not (shelf.directory / LmdbCatalog.ASIDE_NAME).exists()
+    assert read_back(shelf.log, shelf.records, shelf.places) == [each.payload for each in shelf.records]
+
+
+def test_a_rebuild_that_is_refused_touches_nothing_of_who_holds_the_directory(shelf: Shelf) -> None:
+    index = (shelf.directory / "catalog.mdb").stat()
+    with pytest.raises(DirectoryInUse):
+        shelf.open(RebuiltCatalog(shelf.directory))
+    assert (shelf.directory / "catalog.mdb").stat().st_ino == index.st_ino

@@ -226,7 +226,7 @@ def test_the_books_agree_with_the_file_system(service: ServiceProcess) -> None:
         (("verify", "--dir", "/nowhere"), ("no such directory",)),
         (("verify", "--socket", "/nowhere"), ("no service listens there",)),
         (("verify", "--dir", ".", "--rate", "1"), ("--rate", "1MiB or more")),
-        (("rebuild-index", "--dir", "/proc"), ("holds", "no identity")),
+        (("rebuild-index", "--dir", "/proc"), ("holds no store",)),
     ],
 )
 def test_wrong_input_is_one_line_that_says_what_is_allowed(
@@ -243,8 +243,8 @@ def test_wrong_input_is_one_line_that_says_what_is_allowed(
 def test_an_empty_directory_stays_empty() -> None:
     with short_directory() as directory:
         directory.mkdir()
-        assert "the directory is empty" in _kvstore("verify", "--dir", str(directory)).stderr
-        assert "the directory is empty" in _kvstore("rebuild-index", "--dir", str(directory)).stderr
+        assert "the directory holds no store" in _kvstore("verify", "--dir", str(directory)).stderr
+        assert "the directory holds no store" in _kvstore("rebuild-index", "--dir", str(directory)).stderr
         assert list(directory.iterdir()) == []
 
 
