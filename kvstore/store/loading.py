@@ -115,9 +115,15 @@ def _load(at: _Context, progress: Progress) -> LoadedSegment:
     # Only what the device itself says counts: a process that died may have left bytes in memory whose sync failed,
     # and nothing may be built on those.
     scan = _scan(at, progress)
-    if scan.torn_bytes or scan.damaged_records:
-        # Nothing is cut off that a second look finds whole.
+    # Nothing is cut off that a second look finds whole.
+    if scan.damaged_records:
         scan = max(scan, _scan(at, progress), key=lambda each: (len(each.records), each.end))
+    elif scan.torn_bytes and scan.footer is None:
+        rest = _scan(at, progress, begin=scan.end)
+        if rest.records:
+            scan = Scan(
+                scan.records + rest.records, rest.end, rest.torn_bytes, rest.damaged_records, rest.footer
+            )
     if scan.footer is not None:
         return _within(at, scan.footer, known=False, first_sequence=first, damaged_records=lost)
     records = scan.records
@@ -141,10 +147,10 @@ def _load(at: _Context, progress: Progress) -> LoadedSegment:
     )
 
 
-def _scan(at: _Context, progress: Progress) -> Scan:
+def _scan(at: _Context, progress: Progress, *, begin: int = SEGMENT_HEADER_BYTES) -> Scan:
     at.file.forget_cached(0, 0)
     return scan_segment(
-        at.file, at.identity, at.size, progress=lambda done: progress("records", done, at.size)
+        at.file, at.identity, at.size, progress=lambda done: progress("records", done, at.size), begin=begin
     )
 
 

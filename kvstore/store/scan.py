@@ -98,9 +98,15 @@ class _Window:
 
 
 def scan_segment(
-    file: DeviceFile, identity: SegmentIdentity, size: int, *, progress: Callable[[int], None]
+    file: DeviceFile,
+    identity: SegmentIdentity,
+    size: int,
+    *,
+    progress: Callable[[int], None],
+    begin: int = SEGMENT_HEADER_BYTES,
 ) -> Scan:
-    """Every whole record of a file of `size` bytes. progress: told now and then how many of them were looked at.
+    """Every whole record of a file of `size` bytes, from `begin` on, where a record or nothing begins. progress: told now
+    and then how many bytes were looked at.
 
     A hole with an acknowledged batch behind it is damage: a batch is written only when the one before it was synced.
     A hole in the last batch, or a record behind the last whole one, was never acknowledged: a torn tail.
@@ -109,14 +115,14 @@ def scan_segment(
     records: list[RecordHeader] = []
     holes: list[tuple[int, int]] = []
     begun: list[tuple[int, int]] = []
-    at = end = SEGMENT_HEADER_BYTES
+    at = end = begin
     while at + SECTOR <= size:
         header = decode_record_header(window.get(at, RECORD_HEADER_BYTES), identity=identity, offset=at)
         if isinstance(header, RecordHeader):
             span = record_span(header.length)
             if payload_holds(header, window.view(at + payload_gap(header.length), header.length)):
-                if at > end and at > (begin := _behind_padding(window, end)):
-                    holes.append((begin, at))
+                if at > end and at > (behind := _behind_padding(window, end)):
+                    holes.append((behind, at))
                 records.append(header)
                 end = at + span
             else:
@@ -131,9 +137,9 @@ def scan_segment(
             break
         at = following
     last_batch = max((record.batch for record in records), default=0)
-    damaged = sum(last_batch > begin for begin, _ in holes)
-    torn = sum(until - begin for begin, until in holes if last_batch <= begin)
-    torn += sum(until - begin for begin, until in begun if begin >= end)
+    damaged = sum(last_batch > first for first, _ in holes)
+    torn = sum(until - first for first, until in holes if last_batch <= first)
+    torn += sum(until - first for first, until in begun if first >= end)
     return Scan(records, end, torn, damaged, None)
 
 
