@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import xxhash
@@ -32,7 +32,8 @@ _SPACE = NamespaceDigest(b"bench".ljust(KEY_BYTES, b"\0"))
 
 
 class BlockLog:
-    """Blocks of `block_bytes`, oldest out first, at least `kept_bytes` of them once it has been filled."""
+    """Blocks of `block_bytes`, oldest out first, at least `kept_bytes` of them once it has been filled. check: called
+    before each append; it may raise."""
 
     def __init__(
         self,
@@ -43,8 +44,10 @@ class BlockLog:
         budget_bytes: int = 0,
         ends: Sequence[int] = (),
         seed: int,
+        check: Callable[[], None],
     ) -> None:
         self.directory = directory
+        self.check = check
         self.block_bytes = block_bytes
         self.kept_bytes = kept_bytes
         # Small records take an eighth more than their payload.
@@ -86,6 +89,7 @@ class BlockLog:
 
     def append_made(self, made: list[tuple[int, Record]]) -> None:
         """As `append`, of blocks that were made before."""
+        self.check()
         places = self.log.append([record for _, record in made])
         with self._holding:
             self._hold(made, places)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -19,25 +19,28 @@ _FIELD_SECTORS_WRITTEN = 6
 
 
 class Threads:
-    """`count` threads that share out pieces of work."""
+    """`count` threads that share out pieces of work. check: called before each piece; it may raise."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, check: Callable[[], None] = lambda: None) -> None:
         self._pool = ThreadPoolExecutor(count)
         self._count = count
+        self.check = check
 
     def run(self, work: Sequence[Callable[[], None]]) -> None:
-        """Do all of it; raises what failed."""
+        """Do all of it; raises what failed, when nobody works any more."""
         queue = iter(work)
-        for share in [self._pool.submit(_run_all, queue) for _ in range(self._count)]:
+        shares = [self._pool.submit(self._run_all, queue) for _ in range(self._count)]
+        wait(shares)
+        for share in shares:
             share.result()
+
+    def _run_all(self, queue: Iterator[Callable[[], None]]) -> None:
+        for piece in queue:
+            self.check()
+            piece()
 
     def close(self) -> None:
         self._pool.shutdown()
-
-
-def _run_all(queue: Iterator[Callable[[], None]]) -> None:
-    for piece in queue:
-        piece()
 
 
 class RawWrites:
@@ -102,11 +105,14 @@ class RawReads:
             self._memory = aligned(held * size)
         rooms = [self._memory[at : at + size] for at in range(0, held * size, size)]
         begin = time.perf_counter()
-        threads.run([partial(self._take, queue, rooms[first::depth]) for first in range(depth)])
+        threads.run(
+            [partial(self._take, queue, rooms[first::depth], threads.check) for first in range(depth)]
+        )
         return self.total_bytes / (time.perf_counter() - begin)
 
-    def _take(self, queue: Iterator[int], rooms: Sequence[memoryview]) -> None:
+    def _take(self, queue: Iterator[int], rooms: Sequence[memoryview], check: Callable[[], None]) -> None:
         for number, room in zip(queue, cycle(rooms), strict=False):
+            check()
             descriptor, offset, length = self._extents[number]
             read = os.preadv(descriptor, [room[:length]], offset)
             if read != length:

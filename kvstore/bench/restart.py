@@ -41,6 +41,7 @@ BYTES_PER_BLOCK_MAX = 5120
 BUILD_SECONDS_PER_BLOCK = 1e-3
 START_SECONDS_MAX = 900.0
 """No step takes longer, or the bench ends with an error."""
+CHECK_SECONDS = 0.1
 
 BARS = {"killed": 2.0, "clean": 2.0, "catalogue lost": 10.0, "footers lost": 60.0}
 """Seconds that a start with a million blocks may take."""
@@ -77,8 +78,16 @@ def bench_profile() -> Profile:
     return profile
 
 
-def measure(directory: Path, blocks: int, *, seed: int, tell: Callable[[str], None]) -> list[Start]:
-    """Build a store of so many blocks below `directory` and start it in every way. tell: what happens now.
+def measure(
+    directory: Path,
+    blocks: int,
+    *,
+    seed: int,
+    tell: Callable[[str], None],
+    check: Callable[[], None],
+) -> list[Start]:
+    """Build a store of so many blocks below `directory` and start it in every way. tell: what happens now. check: called
+    while a step is waited for; when it raises, the step's process is gone first.
 
     Raises InvalidArgument for a directory that holds something, KvstoreError when a step fails or takes too long.
     """
@@ -87,7 +96,9 @@ def measure(directory: Path, blocks: int, *, seed: int, tell: Callable[[str], No
             "the bench fills a directory of its own", field="--dir", value=directory, allowed="an empty one"
         )
     tell(f"writing {blocks:,} blocks of {BLOCK_BYTES} bytes (seed {seed})")
-    _in_process(_build, str(directory), blocks, seed, seconds=60 + blocks * BUILD_SECONDS_PER_BLOCK)
+    _in_process(
+        _build, str(directory), blocks, seed, seconds=60 + blocks * BUILD_SECONDS_PER_BLOCK, check=check
+    )
     starts = []
     for what, prepare in (
         ("killed", _nothing),
@@ -96,8 +107,10 @@ def measure(directory: Path, blocks: int, *, seed: int, tell: Callable[[str], No
         ("footers lost", _lose_footers),
     ):
         prepare(directory)
-        _forget_cached(directory)
-        start = _in_process(_start, str(directory), what, budget_for(blocks), seconds=START_SECONDS_MAX)
+        _forget_cached(directory, check)
+        start = _in_process(
+            _start, str(directory), what, budget_for(blocks), seconds=START_SECONDS_MAX, check=check
+        )
         if start.blocks != blocks:
             raise KvstoreError(
                 f"{what}: {start.blocks:,} of {blocks:,} blocks were found again (seed {seed})"
@@ -233,8 +246,9 @@ def _lose_footers(directory: Path) -> None:
                 file.truncate(trailer[0])
 
 
-def _forget_cached(directory: Path) -> None:
+def _forget_cached(directory: Path, check: Callable[[], None]) -> None:
     for path in directory.iterdir():
+        check()
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -243,17 +257,18 @@ def _forget_cached(directory: Path) -> None:
             os.close(descriptor)
 
 
-def _in_process(step: Callable[..., T], *args: object, seconds: float) -> T:
+def _in_process(step: Callable[..., T], *args: object, seconds: float, check: Callable[[], None]) -> T:
     """What the step returns, from a process of its own. Raises KvstoreError when it ends without an answer in time."""
     context = multiprocessing.get_context("spawn")
     answers, target = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(target, step, args))
     process.start()
     target.close()
+    limit = time.monotonic() + seconds
     try:
-        answer: T | KvstoreError = (
-            answers.recv() if answers.poll(seconds) else KvstoreError("it took too long")
-        )
+        while not (has_answered := answers.poll(CHECK_SECONDS)) and time.monotonic() < limit:
+            check()
+        answer: T | KvstoreError = answers.recv() if has_answered else KvstoreError("it took too long")
     except EOFError:
         process.join()
         answer = KvstoreError(f"it ended with code {process.exitcode}")

@@ -48,13 +48,22 @@ class Rates:
     counted_ratio: float
 
 
-def measure(directory: Path, *, size: int, pairs: int, seed: int, tell: Callable[[str], None]) -> Rates:
-    """In an empty directory that the caller removes. `size`: payload bytes of one pass."""
+def measure(
+    directory: Path,
+    *,
+    size: int,
+    pairs: int,
+    seed: int,
+    tell: Callable[[str], None],
+    check: Callable[[], None],
+) -> Rates:
+    """In an empty directory that the caller removes. `size`: payload bytes of one pass. check: called often, where nothing
+    is half done; what it raises comes out when all is closed."""
     profile = get_profile(PROFILE)
     block, span = profile.block_bytes, record_span(profile.block_bytes)
     count, commit = size // block, COMMIT_BYTES // block
     with ExitStack() as ends:
-        threads = Threads(LANES)
+        threads = Threads(LANES, check)
         ends.callback(threads.close)
         blocks = BlockLog(
             directory / "log",
@@ -63,11 +72,13 @@ def measure(directory: Path, *, size: int, pairs: int, seed: int, tell: Callable
             budget_bytes=size * 9 // 8 + SPARE_SEGMENTS * SEGMENT_BYTES,
             ends=slice_ends(profile, ItemKind.BLOCK, block),
             seed=seed,
+            check=check,
         )
         ends.callback(blocks.log.close)
         tell(f"filling {blocks.budget_bytes >> 20} MiB")
         blocks.fill(commit)
         writer = _Writer(blocks, count, commit)
+        ends.callback(writer.close)
         writes = _told(
             "write",
             pairs,
@@ -166,6 +177,9 @@ class _Writer:
         self.counted.append((self._blocks.written_bytes() - counted) / payload)
         return payload / seconds
 
+    def close(self) -> None:
+        self._threads.shutdown()
+
 
 class _Reader:
     def __init__(self, blocks: BlockLog, wanted: list[Wanted]) -> None:
@@ -186,6 +200,7 @@ class _Reader:
     def _take(self, queue: Iterator[list[Wanted]], room: memoryview) -> int:
         total = 0
         for wanted in queue:
+            self._blocks.check()
             for payload in self._blocks.log.read(wanted, room):
                 if payload is None:
                     raise KvstoreError(

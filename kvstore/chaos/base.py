@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore.errors import KvstoreError
 
 Progress = Callable[[str], None]
-"""Told a line now and then; only a terminal shows it."""
+"""Told a line now and then; only a terminal shows it. May raise, which ends the attack in order."""
+
+Check = Callable[[], None]
+"""Called often, also while a child is waited for, and where nothing is half done. May raise, which ends the attack in
+order: children, mounts and scratch files go."""
+
+
+def undisturbed() -> None:
+    """The Check of who is never stopped."""
 
 
 class MissingTool(KvstoreError):
@@ -30,7 +38,7 @@ class Outcome:
 
     rounds: blows, counted in `unit`. acknowledged: promises that were made to the load. checked: answers of the store
     that were held against the ledger. violations: one line each, with what was expected and what was found.
-    figures: other counts and measurements, by name.
+    figures: other counts and measurements, by name. legend: what the names mean that do not say it themselves.
     """
 
     attack: str
@@ -42,6 +50,7 @@ class Outcome:
     seconds: float = 0.0
     violations: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
+    legend: Mapping[str, str] = field(default_factory=dict)
 
     def blame(self, where: str, found: list[str]) -> None:
         """Add violations, each with the place it was found at and the seed that repeats it."""
@@ -68,5 +77,6 @@ class Outcome:
             "seconds": round(self.seconds, 3),
             "violations": self.violations,
             "figures": self.figures,
+            "legend": dict(self.legend),
             "summary": self.summary,
         }

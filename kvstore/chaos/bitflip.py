@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvstore.chaos import records
-from kvstore.chaos.base import ChaosFailed, Outcome, Progress
+from kvstore.chaos.base import ChaosFailed, Check, Outcome, Progress, undisturbed
 from kvstore.chaos.inspect import sightings
 from kvstore.chaos.journal import Journal, policy_text, read_journal
 from kvstore.chaos.ledger import Ledger, Sight
@@ -50,14 +50,16 @@ class Target(NamedTuple):
     without_catalogue: bool = False
 
 
-def bit_flips(flips: int, *, seed: int, scratch: Path, progress: Progress) -> Outcome:
+def bit_flips(
+    flips: int, *, seed: int, scratch: Path, progress: Progress, check: Check = undisturbed
+) -> Outcome:
     """`flips` flips in all."""
     outcome = Outcome("bitflip", seed, "flips")
     begun = time.monotonic()
     rng = random.Random(seed)
     pristine, journal = scratch / "pristine", scratch / "journal"
     starts = min(flips, max(_STARTS[0], min(_STARTS[1], flips // _STARTS_SHARE)))
-    with Nursery() as nursery:
+    with Nursery(check) as nursery:
         made = nursery.run(make_store, {"directory": str(pristine), "journal": str(journal)})
         if made.trouble:
             raise ChaosFailed(f"the store to damage could not be made: {made.trouble}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvstore.chaos.base import ChaosFailed, Outcome, Progress
+from kvstore.chaos.base import ChaosFailed, Check, Outcome, Progress, undisturbed
 from kvstore.chaos.inspect import inspect
 from kvstore.chaos.journal import read_journal
 from kvstore.chaos.ledger import Ledger
@@ -22,6 +22,19 @@ from kvstore.chaos.tools import need_block_devices
 _SIZE = 48 * MIB
 # Without a journal the file system itself survives a failed write, and writing can come back without a new mount.
 _NO_JOURNAL = ("-O", "^has_journal", "-e", "continue")
+
+LEGEND = {
+    "refusals": "writes tried while the device failed, and refused by name",
+    "return_seconds": "seconds until a write was taken again once the device was well",
+    "device_errors": "errors of the device that the store counted",
+    "reads_after_it_shut_down": "reads answered after the file system had shut itself down: it answers none",
+    "failed_reads": "records of the segment that could not be read, each a miss or an error",
+    "still_failing_when_well": "those of them that are still a miss or an error once the device is well",
+    "read_meanwhile": "records of other segments, read right at the same time",
+    "read fails": "the start's answer while no read succeeds",
+    "write fails": "the start's answer while no write succeeds",
+    "flush fails": "the start's answer while no flush succeeds",
+}
 
 
 @dataclass(slots=True)
@@ -78,12 +91,12 @@ class _Bench:
         self.outcome.checked += len(found.seen)
 
 
-def failing_device(*, seed: int, scratch: Path, progress: Progress) -> Outcome:
+def failing_device(*, seed: int, scratch: Path, progress: Progress, check: Check = undisturbed) -> Outcome:
     """Every case once."""
     need_block_devices()
-    outcome = Outcome("eio", seed, "cases")
+    outcome = Outcome("eio", seed, "cases", legend=LEGEND)
     begun = time.monotonic()
-    with Nursery() as nursery:
+    with Nursery(check) as nursery:
         for name, case in CASES.items():
             progress(name)
             case(_Bench(nursery, scratch, outcome), name)

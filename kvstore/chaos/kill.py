@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvstore.chaos.base import Outcome, Progress
+from kvstore.chaos.base import Check, Outcome, Progress, undisturbed
 from kvstore.chaos.inspect import inspect
 from kvstore.chaos.journal import read_journal
 from kvstore.chaos.ledger import Ledger
@@ -20,14 +20,16 @@ _ROUNDS_PER_STORE = 40
 """On average: a store fills and cleans within the first few rounds, and grows old in the rest."""
 
 
-def kill_rounds(rounds: int, *, seed: int, scratch: Path, progress: Progress) -> Outcome:
+def kill_rounds(
+    rounds: int, *, seed: int, scratch: Path, progress: Progress, check: Check = undisturbed
+) -> Outcome:
     """`rounds` kills of a load over stores below `scratch`; after each the store is opened and held to its promises."""
     rng = random.Random(seed)
     outcome = Outcome("kill", seed, "kills")
     begun = time.monotonic()
     store, ledger = scratch / "store", Ledger()
     stores = 1
-    with Nursery() as nursery:
+    with Nursery(check) as nursery:
         for number in range(rounds):
             if number and rng.random() < 1 / _ROUNDS_PER_STORE:
                 outcome.acknowledged += ledger.acknowledged

@@ -14,11 +14,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvstore.chaos.base import ChaosFailed, Outcome, Progress
-from kvstore.errors import KvstoreError, Unavailable, UnknownLease, UnknownReservation, UnknownSession
+from kvstore.chaos.base import ChaosFailed, Check, Outcome, Progress, undisturbed
+from kvstore.errors import (
+    ConfigError,
+    KvstoreError,
+    Unavailable,
+    UnknownLease,
+    UnknownReservation,
+    UnknownSession,
+)
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.prefix.keys import block_keys
 from kvstore.profile.registry import get_profile
+from kvstore.service.process import Places
 from kvstore.types import ItemKind
 from kvstore_client import CacheClient, Costs, OpenedNamespace, ReserveItem
 
@@ -126,10 +134,11 @@ class _Writers:
 
 
 class _Service:
-    """`kvstore serve` on one directory, started and killed again and again."""
+    """`kvstore serve` on one directory, started and killed again and again. check: called while it is waited for."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, check: Check) -> None:
         self.directory = directory
+        self._check = check
         self._log = directory.with_name("service.log")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -162,6 +171,7 @@ class _Service:
         """Ask until it is there."""
         deadline = time.monotonic() + _READY_SECONDS
         while True:
+            self._check()
             try:
                 return ask()
             except _GONE as error:
@@ -172,15 +182,18 @@ class _Service:
             threading.Event().wait(0.01)
 
 
-def kill_service_rounds(rounds: int, *, seed: int, progress: Progress) -> Outcome:
-    """`rounds` kills of a service; after each it is started again and held to its promises."""
+def kill_service_rounds(
+    rounds: int, *, seed: int, scratch: Path, progress: Progress, check: Check = undisturbed
+) -> Outcome:
+    """`rounds` kills of a service over directories below `scratch`; after each it is started again and held to its
+    promises."""
     outcome = Outcome("kill", seed, "kills of a service")
     begun = time.monotonic()
     rng = random.Random(seed)
     while outcome.rounds < rounds and not outcome.violations:
-        # A socket's path must be short.
-        with tempfile.TemporaryDirectory(prefix="kv-", ignore_cleanup_errors=True) as folder:
-            with _running(Path(folder) / "s", rng) as (service, checker, writers):
+        with tempfile.TemporaryDirectory(prefix="kv-", dir=scratch, ignore_cleanup_errors=True) as folder:
+            directory = _place(Path(folder))
+            with _running(directory, rng, check) as (service, checker, writers):
                 _kill_until_full(
                     service, checker, writers, rounds=rounds, rng=rng, outcome=outcome, progress=progress
                 )
@@ -190,9 +203,26 @@ def kill_service_rounds(rounds: int, *, seed: int, progress: Progress) -> Outcom
     return outcome
 
 
+def _place(folder: Path) -> Path:
+    """Where a service runs below `folder`. ChaosFailed where its sockets' paths would be too long."""
+    directory = folder.absolute() / "s"
+    try:
+        Places(directory).check()
+    except ConfigError as error:
+        raise ChaosFailed(
+            "the paths of a service's sockets would be too long",
+            field="--dir",
+            value=folder.parent.parent,
+            allowed="a folder with a shorter path",
+        ) from error
+    return directory
+
+
 @contextmanager
-def _running(directory: Path, rng: random.Random) -> Iterator[tuple[_Service, CacheClient, _Writers]]:
-    service = _Service(directory)
+def _running(
+    directory: Path, rng: random.Random, check: Check
+) -> Iterator[tuple[_Service, CacheClient, _Writers]]:
+    service = _Service(directory, check)
     service.start()
     with ExitStack() as stack:
         stack.callback(service.end)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.chaos.base import Outcome, Progress
+from kvstore.chaos.base import Check, Outcome, Progress, undisturbed
 from kvstore.chaos.inspect import inspect
 from kvstore.chaos.journal import read_journal
 from kvstore.chaos.ledger import Ledger
@@ -24,6 +24,14 @@ _SIZE = 48 * MIB
 _LEFT = 12 * MIB
 _BTRFS_SIZE = 160 * MIB
 _QUOTA = 40 * MIB
+
+LEGEND = {
+    "refusals": "writes tried in a row while nothing could be taken, and refused by name",
+    "refused_in_ms": "milliseconds within which nine of ten of those were refused",
+    "read_rate_share": "reading during the shortage beside reading before it: 1 is as fast, 0.5 half as fast",
+    "return_seconds": "seconds until a write was taken again once there was room, or, on ext4 that went read-only, "
+    "from the next start on",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +56,14 @@ def cases() -> list[Case]:
     ]
 
 
-def run_out(*, seed: int, scratch: Path, progress: Progress) -> Outcome:
+def run_out(*, seed: int, scratch: Path, progress: Progress, check: Check = undisturbed) -> Outcome:
     """Every case once."""
     need_mounts()
-    outcome = Outcome("nospace", seed, "cases")
+    outcome = Outcome("nospace", seed, "cases", legend=LEGEND)
     begun = time.monotonic()
     chosen = cases()
     random.Random(seed).shuffle(chosen)
-    with Nursery() as nursery:
+    with Nursery(check) as nursery:
         for case in chosen:
             if case.place is _quota and (lack := _no_quota()):
                 outcome.figures[case.name] = f"not tried: {lack}"

@@ -22,14 +22,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from kvstore.chaos.base import ChaosFailed
+from kvstore.chaos.base import ChaosFailed, Check, undisturbed
 
 Job = Callable[[dict[str, Any], Callable[[], None]], Any]
 
 _PACKAGE = "kvstore.chaos."
 _PR_SET_PDEATHSIG = 1
 _LIMIT_SECONDS = 120.0
+_CHECK_SECONDS = 0.1
 _OPENED = b"\x01"
+_STDIN = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,11 @@ class Ended:
 
 
 class Nursery:
-    """A context manager; jobs run one at a time. Whatever happens, no child outlives it."""
+    """A context manager; jobs run one at a time. Whatever happens, no child outlives it. check: called while a job is
+    waited for; when it raises, leaving the context ends that job."""
+
+    def __init__(self, check: Check = undisturbed) -> None:
+        self._check = check
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -86,6 +92,8 @@ class Nursery:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
+        while not select.select([self._process.stdout], [], [], _CHECK_SECONDS)[0]:
+            self._check()
         line = self._process.stdout.readline()
         if not line:
             raise ChaosFailed("the helper process that runs jobs has died; start again")
@@ -150,23 +158,27 @@ def _raise_child(
 def _attend(
     pid: int, pipes: tuple[int, int], kill_after: float | None, since_opened: bool
 ) -> tuple[dict[int, bytes], bool, bool]:
-    """Listen to a child until it has gone, and kill it when its time has come: (what came by each pipe, killed,
-    late)."""
+    """Listen to a child until it has gone, and kill it when its time has come, or nobody waits for it any more: (what
+    came by each pipe, killed, late)."""
     heard = dict.fromkeys(pipes, b"")
     begun = time.monotonic()
     limit = begun + _LIMIT_SECONDS
     kill_at = begun + kill_after if kill_after is not None and not since_opened else None
     killed = late = False
-    listening = list(pipes)
+    listening, asking = list(pipes), [_STDIN]
     while listening:
         until = min(limit, kill_at) if kill_at is not None and not killed else limit
-        ready, _, _ = select.select(listening, [], [], max(0.0, until - time.monotonic()))
+        ready, _, _ = select.select([*listening, *asking], [], [], max(0.0, until - time.monotonic()))
         if not ready:
             late = until == limit
             killed = not late
             os.kill(pid, signal.SIGKILL)
             limit += 10.0
-        for pipe in ready:
+        if _STDIN in ready:
+            # Nothing comes by it before this job is answered, but its end.
+            asking, killed = [], True
+            os.kill(pid, signal.SIGKILL)
+        for pipe in set(ready) - {_STDIN}:
             piece = os.read(pipe, 1 << 16)
             if not piece:
                 listening.remove(pipe)

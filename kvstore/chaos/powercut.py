@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.chaos.base import Outcome, Progress
+from kvstore.chaos.base import Check, Outcome, Progress, undisturbed
 from kvstore.chaos.blocklog import Disk, Loss, Op, flushes, parse_log
 from kvstore.chaos.inspect import Inspection, inspect
 from kvstore.chaos.journal import Event, Word, read_journal
@@ -67,7 +67,13 @@ class _Bench:
 
 
 def power_cuts(
-    states: int, *, seed: int, scratch: Path, progress: Progress, no_sync: bool = False
+    states: int,
+    *,
+    seed: int,
+    scratch: Path,
+    progress: Progress,
+    check: Check = undisturbed,
+    no_sync: bool = False,
 ) -> Outcome:
     """`states` states after power cuts, over ext4 and xfs in turn. no_sync: the load's syncs do nothing, so that
     violations must be found."""
@@ -75,7 +81,7 @@ def power_cuts(
     outcome = Outcome("powercut", seed, "states")
     begun = time.monotonic()
     shares = states_per_log(states)
-    with Nursery() as nursery:
+    with Nursery(check) as nursery:
         bench = _Bench(nursery, scratch, outcome)
         for index, share in enumerate(shares):
             kind = list(FileSystem)[index % 2]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import shutil
-import sys
-import tempfile
 from pathlib import Path
 
 from kvstore.bench import restart
 from kvstore.cli import bench_speed
 from kvstore.cli.output import add_json_flag, check_json_target, emit, table
-from kvstore.cli.stopping import stop_in_order
+from kvstore.cli.stopping import Check, stoppable
 from kvstore.errors import InvalidArgument
 
 EXTRAPOLATED_BLOCKS = 10_000_000
@@ -58,14 +55,15 @@ def run_restart(args: argparse.Namespace) -> int:
                 allowed=f"1 to {2 * EXTRAPOLATED_BLOCKS}",
             )
     seed = secrets.randbits(32) if args.seed is None else args.seed
-    starts = []
-    for blocks in args.blocks:
-        stop_in_order()
-        directory = Path(tempfile.mkdtemp(prefix="kvstore-bench-", dir=args.dir))
-        try:
-            starts += restart.measure(directory, blocks, seed=seed, tell=_tell)
-        finally:
-            shutil.rmtree(directory)
+
+    def work(check: Check) -> list[restart.Start]:
+        starts = []
+        for blocks in args.blocks:
+            with bench_speed.scratch(args.dir) as directory:
+                starts += restart.measure(directory, blocks, seed=seed, tell=bench_speed.tell, check=check)
+        return starts
+
+    starts = stoppable(work, leaves=bench_speed.LEAVES)
     answer = restart.report(starts, seed=seed, extrapolated_blocks=EXTRAPOLATED_BLOCKS)
     emit(args, answer, _restart_text(starts, answer["extrapolated"]["starts"]))
     return 1 if any(start.within_bar is False for start in starts) else 0
@@ -111,9 +109,7 @@ def _restart_text(starts: list[restart.Start], extrapolated: dict[str, dict[str,
         "index/block",
         "within bar",
     )
-    return table(rows, head=head)
-
-
-def _tell(line: str) -> None:
-    if sys.stderr.isatty():
-        print(line, file=sys.stderr)
+    text = table(rows, head=head)
+    if any(start.within_bar is None for start in starts) or extrapolated:
+        text += f"\n-: no bar for so many blocks; there is one for {restart.BAR_BLOCKS:,}, measured"
+    return text

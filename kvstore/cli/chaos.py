@@ -8,15 +8,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstore.chaos.base import Outcome, Progress
+from kvstore.chaos.base import Check, Outcome, Progress
 from kvstore.cli.output import STDOUT, add_json_flag, check_json_target, emit, table
-from kvstore.cli.stopping import stop_in_order
+from kvstore.cli.stopping import stoppable
 from kvstore.errors import InvalidArgument
 
 _COUNT_MAX = 100_000_000
 _SHOWN_MAX = 20
 
-Attack = Callable[[argparse.Namespace, Path, Progress], Outcome]
+Attack = Callable[[argparse.Namespace, Path, Progress, Check], Outcome]
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -75,11 +75,23 @@ def run(args: argparse.Namespace) -> int:
     check_json_target(args)
     if args.seed is None:
         args.seed = random.SystemRandom().randrange(2**32)
-    # A stop in order unmounts and removes everything.
-    stop_in_order()
-    with scratch_folder(args.dir) as scratch:
-        outcome: Outcome = args.attack(args, scratch, _progress)
-    _progress("")
+    attack: Attack = args.attack
+
+    def work(check: Check) -> Outcome:
+        def progress(line: str) -> None:
+            check()
+            _progress(line)
+
+        # A stop in order unmounts and removes everything.
+        with scratch_folder(args.dir) as scratch:
+            return attack(args, scratch, progress, check)
+
+    try:
+        outcome = stoppable(
+            work, leaves="scratch folders kvstore-chaos-*, mounts in them and helpers may be left"
+        )
+    finally:
+        _progress("")
     emit(args, outcome.as_json(), _text(outcome))
     if args.json == STDOUT:
         print(outcome.summary, file=sys.stderr)
@@ -97,6 +109,8 @@ def _text(outcome: Outcome) -> str:
     if outcome.figures:
         rows = [(name, _figure(value)) for name, value in outcome.figures.items()]
         lines.append(table(rows, head=("figure", "value")))
+        shown = {name for value in outcome.figures.values() if isinstance(value, dict) for name in value}
+        lines += [f"{name}: {meaning}" for name, meaning in outcome.legend.items() if name in shown]
     lines += outcome.violations[:_SHOWN_MAX]
     if len(outcome.violations) > _SHOWN_MAX:
         lines.append(f"... and {len(outcome.violations) - _SHOWN_MAX:,} more; --json FILE has all")
@@ -109,35 +123,39 @@ def _figure(value: object) -> str:
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
-def _kill(args: argparse.Namespace, scratch: Path, progress: Progress) -> Outcome:
+def _kill(args: argparse.Namespace, scratch: Path, progress: Progress, check: Check) -> Outcome:
     if args.target == "service":
         from kvstore.chaos.kill_service import kill_service_rounds
 
-        return kill_service_rounds(args.count, seed=args.seed, progress=progress)
+        return kill_service_rounds(
+            args.count, seed=args.seed, scratch=scratch, progress=progress, check=check
+        )
     from kvstore.chaos.kill import kill_rounds
 
-    return kill_rounds(args.count, seed=args.seed, scratch=scratch, progress=progress)
+    return kill_rounds(args.count, seed=args.seed, scratch=scratch, progress=progress, check=check)
 
 
-def _cut(args: argparse.Namespace, scratch: Path, progress: Progress) -> Outcome:
+def _cut(args: argparse.Namespace, scratch: Path, progress: Progress, check: Check) -> Outcome:
     from kvstore.chaos.powercut import power_cuts
 
-    return power_cuts(args.count, seed=args.seed, scratch=scratch, progress=progress, no_sync=args.no_sync)
+    return power_cuts(
+        args.count, seed=args.seed, scratch=scratch, progress=progress, check=check, no_sync=args.no_sync
+    )
 
 
-def _nospace(args: argparse.Namespace, scratch: Path, progress: Progress) -> Outcome:
+def _nospace(args: argparse.Namespace, scratch: Path, progress: Progress, check: Check) -> Outcome:
     from kvstore.chaos.nospace import run_out
 
-    return run_out(seed=args.seed, scratch=scratch, progress=progress)
+    return run_out(seed=args.seed, scratch=scratch, progress=progress, check=check)
 
 
-def _eio(args: argparse.Namespace, scratch: Path, progress: Progress) -> Outcome:
+def _eio(args: argparse.Namespace, scratch: Path, progress: Progress, check: Check) -> Outcome:
     from kvstore.chaos.eio import failing_device
 
-    return failing_device(seed=args.seed, scratch=scratch, progress=progress)
+    return failing_device(seed=args.seed, scratch=scratch, progress=progress, check=check)
 
 
-def _flip(args: argparse.Namespace, scratch: Path, progress: Progress) -> Outcome:
+def _flip(args: argparse.Namespace, scratch: Path, progress: Progress, check: Check) -> Outcome:
     from kvstore.chaos.bitflip import bit_flips
 
-    return bit_flips(args.count, seed=args.seed, scratch=scratch, progress=progress)
+    return bit_flips(args.count, seed=args.seed, scratch=scratch, progress=progress, check=check)

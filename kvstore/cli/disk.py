@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +15,12 @@ from pathlib import Path
 import grpc
 
 from kvstore.cli.output import add_json_flag, check_json_target, emit, table
+from kvstore.cli.stopping import Check, stoppable
 from kvstore.clock import SystemClock
 from kvstore.config import environment, parse_size, size_text
 from kvstore.errors import ConfigError, DirectoryInUse
 from kvstore.store import Recovery, open_log
-from kvstore.store.base import Damage, Place, RecordLog
+from kvstore.store.base import Damage, Place, RecordLog, Space
 from kvstore.store.catalog import Catalog
 from kvstore.store.format import PAGE, SEGMENT_BYTES_MAX
 from kvstore.store.identity import IDENTITY_NAME
@@ -34,6 +35,8 @@ STEP_BYTES = 32 << 20
 RATE_MIN = 1 << 20
 SHOWN_DAMAGES = 20
 TOLD_EVERY_SECONDS = 0.2
+CHECK_SECONDS = 0.2
+LEAVES = "the directory is as a kill leaves it, and its next start mends that"
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -78,6 +81,23 @@ class Outcome:
     damages: list[Damage] = field(default_factory=list)
     lost: int = 0
     """Records that opening the directory knew of and could not find whole: cut off, or in a segment without a footer."""
+    missing_segments: int = 0
+    damaged_segments: int = 0
+    rescued_descriptions: int = 0
+    index_rebuilt: bool = False
+    """These four as opening the directory found it; see Recovery."""
+
+    def findings(self) -> list[str]:
+        """What is not as it should be, in words."""
+        counted = {
+            "DAMAGED": len(self.damages),
+            "LOST": self.lost,
+            "segments MISSING": self.missing_segments,
+            "segments with a header or footer DAMAGED": self.damaged_segments,
+            "descriptions of namespaces DAMAGED and written anew": self.rescued_descriptions,
+        }
+        found = [f"{count} {what}" for what, count in counted.items() if count]
+        return [*found, "index REBUILT"] if self.index_rebuilt else found
 
 
 def run_verify(args: argparse.Namespace) -> int:
@@ -87,18 +107,21 @@ def run_verify(args: argparse.Namespace) -> int:
         raise ConfigError(
             "too slow to end", field="--rate", value=args.rate, allowed=f"{size_text(RATE_MIN)} or more"
         )
-    steps = _verify_online(args.socket, rate) if args.socket else _verify_offline(_directory(args), rate)
+    directory = None if args.socket else _directory(args)
     begun = time.monotonic()
-    outcome = Outcome()
     line = _Line()
-    for outcome in steps:
-        line.show(
-            f"verify: {outcome.bytes >> 20:,} of {outcome.bytes_total >> 20:,} MiB, {len(outcome.damages)} damaged"
-        )
-    line.clear()
+    try:
+        if directory is None:
+            outcome = _followed(_verify_online(args.socket, rate), line)
+        else:
+            outcome = stoppable(
+                lambda check: _followed(_verify_offline(directory, rate, line, check), line), leaves=LEAVES
+            )
+    finally:
+        line.clear()
     seconds = time.monotonic() - begun
     damages = outcome.damages
-    found = [f"{len(damages)} DAMAGED"] * bool(damages) + [f"{outcome.lost} LOST"] * bool(outcome.lost)
+    found = outcome.findings()
     text = (
         f"{outcome.records:,} records, {outcome.bytes:,} bytes in {seconds:.1f} s: "
         f"{', '.join(found) or 'all whole'}"
@@ -111,6 +134,13 @@ def run_verify(args: argparse.Namespace) -> int:
         )
         if args.socket:
             text += "; each is a miss from now on"
+    if outcome.missing_segments:
+        text += "\nsegments MISSING: the index knew them, and their files are gone with all records in them"
+    if outcome.index_rebuilt:
+        text += (
+            "\nindex REBUILT: it was lost or damaged, and was written anew from the log; last uses are lost, and segments "
+            "that went along with it cannot be counted"
+        )
     emit(
         args,
         {
@@ -119,6 +149,10 @@ def run_verify(args: argparse.Namespace) -> int:
             "seconds": round(seconds, 3),
             "quarantined": bool(args.socket and damages),
             "lost": outcome.lost,
+            "missing_segments": outcome.missing_segments,
+            "damaged_segments": outcome.damaged_segments,
+            "rescued_descriptions": outcome.rescued_descriptions,
+            "index_rebuilt": outcome.index_rebuilt,
             "damaged": [
                 {
                     "segment": d.place.segment_id,
@@ -135,27 +169,53 @@ def run_verify(args: argparse.Namespace) -> int:
     return 1 if found else 0
 
 
-def _verify_offline(directory: Path, rate: int) -> Iterator[Outcome]:
-    log, recovery = _open(directory, f"kvstore verify --socket {directory / 'kvstore.sock'}")
+def _followed(steps: Generator[Outcome, None, None], line: _Line) -> Outcome:
+    """The last of them."""
+    outcome = Outcome()
+    with closing(steps):
+        for outcome in steps:
+            line.show(
+                f"verify: {outcome.bytes >> 20:,} of {outcome.bytes_total >> 20:,} MiB, {len(outcome.damages)} damaged"
+            )
+    return outcome
+
+
+def _verify_offline(directory: Path, rate: int, line: _Line, check: Check) -> Generator[Outcome, None, None]:
+    log, recovery = _open(directory, f"kvstore verify --socket {directory / 'kvstore.sock'}", line, check)
     begun = time.monotonic()
-    pause = threading.Event()
     with closing(log):
-        outcome = Outcome(bytes_total=log.space().live, lost=recovery.damaged_records)
+        outcome = Outcome(
+            bytes_total=log.space().live,
+            lost=recovery.damaged_records,
+            missing_segments=recovery.missing_segments,
+            damaged_segments=recovery.damaged_segments,
+            rescued_descriptions=recovery.rescued_descriptions,
+            index_rebuilt=recovery.rebuilt,
+        )
         for segment_id in log.segment_ids():
             begin: int | None = 0
             while begin is not None:
+                check()
                 step = log.verify(segment_id, begin=begin, bytes_max=STEP_BYTES)
                 outcome.records += step.records
                 outcome.bytes += step.bytes
                 outcome.damages += step.damages
                 begin = step.next
                 if rate:
-                    pause.wait(max(0.0, outcome.bytes / rate - (time.monotonic() - begun)))
+                    _wait_until(begun + outcome.bytes / rate, check)
                 yield outcome
         yield outcome
 
 
-def _verify_online(socket: str, rate: int) -> Iterator[Outcome]:
+def _wait_until(moment: float, check: Check) -> None:
+    """A moment of the monotonic clock."""
+    pause = threading.Event()
+    while (left := moment - time.monotonic()) > 0.0:
+        check()
+        pause.wait(min(left, CHECK_SECONDS))
+
+
+def _verify_online(socket: str, rate: int) -> Generator[Outcome, None, None]:
     path = Path(socket)
     path = path / "kvstore.sock" if path.is_dir() else path
     if not path.is_socket():
@@ -185,16 +245,12 @@ def _verify_online(socket: str, rate: int) -> Iterator[Outcome]:
 def run_rebuild(args: argparse.Namespace) -> int:
     check_json_target(args)
     directory = _directory(args)
-    catalog = RebuiltCatalog(directory)
     begun = time.monotonic()
     line = _Line()
-    log, recovery = _open(
-        directory, f"stop it first; it may be asked with kvstore stats --dir {directory}", catalog, line
-    )
-    with closing(log):
-        space = log.space()
-        catalog.keep()
-    line.clear()
+    try:
+        space, recovery = stoppable(lambda check: _rebuilt(directory, line, check), leaves=LEAVES)
+    finally:
+        line.clear()
     kinds = Counter(found.kind.name.lower() for found in recovery.records)
     found = {
         "segments": space.segments,
@@ -204,6 +260,7 @@ def run_rebuild(args: argparse.Namespace) -> int:
         "dead_bytes": space.dead,
         "torn_bytes": recovery.torn_bytes,
         "damaged_records": recovery.damaged_records,
+        "damaged_segments": recovery.damaged_segments,
         "seconds": round(time.monotonic() - begun, 3),
     }
     named = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "none"
@@ -214,6 +271,16 @@ def run_rebuild(args: argparse.Namespace) -> int:
         f"{found['seconds']:.1f} s; {recovery.damaged_records:,} damaged records, {recovery.torn_bytes:,} torn bytes",
     )
     return 0
+
+
+def _rebuilt(directory: Path, line: _Line, check: Check) -> tuple[Space, Recovery]:
+    catalog = RebuiltCatalog(directory)
+    online = f"stop it first; it may be asked with kvstore stats --dir {directory}"
+    log, recovery = _open(directory, online, line, check, catalog)
+    with closing(log):
+        space = log.space()
+        catalog.keep()
+    return space, recovery
 
 
 def _directory(args: argparse.Namespace) -> Path:
@@ -238,9 +305,14 @@ def _directory(args: argparse.Namespace) -> Path:
 
 
 def _open(
-    directory: Path, online: str, catalog: Catalog | None = None, line: _Line | None = None
+    directory: Path, online: str, line: _Line, check: Check, catalog: Catalog | None = None
 ) -> tuple[RecordLog, Recovery]:
     """The store with a budget that nothing has to leave for, and segments of the size that it has."""
+
+    def progress(phase: str, done: int, total: int) -> None:
+        check()
+        line.progress(phase, done, total)
+
     segment_bytes, used = _sizes(directory)
     try:
         return open_log(
@@ -249,7 +321,7 @@ def _open(
             segment_bytes=segment_bytes,
             clock=SystemClock(),
             catalog=catalog,
-            progress=(line or _Line()).progress,
+            progress=progress,
         )
     except DirectoryInUse as error:
         raise DirectoryInUse(f"{error}; a running service: {online}") from error

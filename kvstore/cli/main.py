@@ -24,6 +24,12 @@ _COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
+EXIT_CODES = (
+    "Exit codes: 0 success; 1 failed or refused, damage or violations found, a bar missed; 2 wrong usage; 130 interrupted; "
+    "141 the reader of the output went away."
+)
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kvstore", description="Prefix store for hybrid-attention LLMs.")
     parser.add_argument(
@@ -37,8 +43,9 @@ def build_parser() -> argparse.ArgumentParser:
             left_out.append(f"{module.rsplit('.', 1)[0]} (needs {', '.join(missing)})")
             continue
         importlib.import_module(module).register(subparsers)
+    parser.epilog = EXIT_CODES
     if left_out:
-        parser.epilog = f"Not available in this environment: {'; '.join(left_out)}. Install kvstore[service] or kvstore[workers]."
+        parser.epilog += f" Not available in this environment: {'; '.join(left_out)}. Install kvstore[service] or kvstore[workers]."
     return parser
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import os
+import secrets
+import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +26,31 @@ def add_json_flag(parser: argparse.ArgumentParser) -> None:
         const=STDOUT,
         default=None,
         metavar="FILE",
-        help="answer as JSON, to FILE or else to stdout",
+        type=_json_file,
+        help="answer as JSON, to FILE (x.json, or a path with a /) or else to stdout",
+    )
+
+
+def _json_file(name: str) -> str:
+    """Refuse what is rather a name meant for the command: `--json` takes what follows it."""
+    if name == STDOUT or name.endswith(".json") or "/" in name:
+        return name
+    raise argparse.ArgumentTypeError(
+        f"{name!r} is no FILE, which ends in .json or has a / in it; names come before --json"
     )
 
 
 def check_json_target(args: argparse.Namespace) -> None:
-    """Refuse a file that cannot be written before long work, rather than after it."""
-    if args.json is not None and args.json != STDOUT:
-        _write(args.json, "")
+    """Refuse a file that cannot be written before long work, rather than after it. Changes nothing."""
+    if args.json is None or args.json == STDOUT:
+        return
+    with _refused(args.json):
+        target = _Target(args.json)
+        target.check()
+        if target.is_replaced:
+            descriptor, beside = target.beside()
+            os.close(descriptor)
+            beside.unlink()
 
 
 def emit(args: argparse.Namespace, value: Any, text: str) -> None:
@@ -40,13 +62,79 @@ def emit(args: argparse.Namespace, value: Any, text: str) -> None:
     if args.json == STDOUT:
         sys.stdout.write(document)
         return
-    print(text)
+    # At once: FILE may be where this goes, too.
+    print(text, flush=True)
     _write(args.json, document)
 
 
+class _Target:
+    """Where a document goes: in place of a regular file, or into what is none, such as a pipe or /dev/stdout."""
+
+    def __init__(self, name: str) -> None:
+        self.path = Path(name)
+        self.status: os.stat_result | None = None
+        with suppress(FileNotFoundError):
+            self.status = self.path.stat()
+        is_regular = self.status is None or stat.S_ISREG(self.status.st_mode)
+        # What a descriptor leads to is not ours to replace, even when it is a file.
+        self.is_stream = not is_regular or _is_descriptor(self.path)
+        if not self.is_stream:
+            self.path = self.path.resolve()
+        self.is_replaced = not self.is_stream and (
+            self.status is None
+            or (self.status.st_uid == os.geteuid() and os.access(self.path.parent, os.W_OK | os.X_OK))
+        )
+
+    def check(self) -> None:
+        """OSError when what is there cannot be written. A pipe is not opened: that waits for its reader."""
+        if self.status is None:
+            return
+        if not self.is_stream or stat.S_ISDIR(self.status.st_mode):
+            os.close(os.open(self.path, os.O_WRONLY | os.O_CLOEXEC))
+        elif not os.access(self.path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def beside(self) -> tuple[int, Path]:
+        """A new empty file in the same folder, open for writing, with the rights of the one that it is to replace."""
+        path = self.path.with_name(f".kvstore-{secrets.token_hex(4)}.tmp")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        if self.status is not None:
+            os.fchmod(descriptor, stat.S_IMODE(self.status.st_mode))
+        return descriptor, path
+
+
+def _is_descriptor(path: Path) -> bool:
+    """Whether it is one of this process's open files, as /dev/stdout is a link to."""
+    names = [path, path.parent / path.readlink()] if path.is_symlink() else [path]
+    return any(name.parent.resolve().is_relative_to("/proc") for name in names)
+
+
 def _write(path: str, document: str) -> None:
+    """A regular file holds the old document or the new one, whole, whatever happens meanwhile."""
+    with _refused(path):
+        target = _Target(path)
+        if not target.is_replaced:
+            with target.path.open("a" if target.is_stream else "w", encoding="utf-8") as file:
+                file.write(document)
+            return
+        descriptor, beside = target.beside()
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(document)
+                file.flush()
+                os.fsync(descriptor)
+            beside.replace(target.path)
+        except BaseException:
+            beside.unlink()
+            raise
+
+
+@contextmanager
+def _refused(path: str) -> Iterator[None]:
     try:
-        Path(path).write_text(document, encoding="utf-8")
+        yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise ConfigError(
             f"cannot write the JSON file: {error.strerror}",

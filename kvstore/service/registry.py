@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from kvstore.core import Cleared, Core, Dropped, NamespaceInfo, describe
 from kvstore.prefix.identity import NamespaceIdentity
@@ -74,6 +74,18 @@ class Registry:
             if old is not None:
                 self._writer.room.discard([old])
             self._places[info.digest] = place
+
+    async def renew(self, damaged: Set[Place]) -> None:
+        """Write anew the descriptions that lie at these places. Raises what kept them from the log."""
+
+        async def renew() -> None:
+            # When it is this job's turn: an earlier one may have written them anew.
+            infos = [info for info in self._core.namespaces() if self._places.get(info.digest) in damaged]
+            for first in range(0, len(infos), CLEARS_PER_APPEND):
+                await self._record(infos[first : first + CLEARS_PER_APPEND])
+
+        if not damaged.isdisjoint(self._places.values()):
+            await self._writer.alone(renew)
 
     async def set_policy(self, digest: bytes, text: str) -> NamespaceInfo:
         """Durable when it returns. Raises as Core.set_policy."""

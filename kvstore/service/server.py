@@ -83,6 +83,8 @@ START_LOG_SECONDS = 3.0
 LAST_USE_STEP_SECONDS = 3600.0
 """Last uses are persisted rounded up to this."""
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 _SERVICES = tuple(service.full_name for service in cache_pb2.DESCRIPTOR.services_by_name.values())
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -128,12 +130,18 @@ async def run_service(
     stop = _stop_event()
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as ends:
-        writer_thread = ends.enter_context(ThreadPoolExecutor(1, "kvstore-writer"))
+        writer_thread = ends.enter_context(
+            ThreadPoolExecutor(1, "kvstore-writer", initializer=_keep_stop_signals_away)
+        )
         reader_threads = ends.enter_context(ThreadPoolExecutor(READER_THREADS, "kvstore-reader"))
         time = ServiceTime(clock)
-        store, recovery = await loop.run_in_executor(
-            writer_thread, _open, places, config, segment_bytes, time
-        )
+        try:
+            store, recovery = await loop.run_in_executor(
+                writer_thread, _open, places, config, segment_bytes, time, stop.is_set
+            )
+        except _StartStopped:
+            log.info("stopped while the store was being opened; it is as before")
+            return
         ends.push_async_callback(loop.run_in_executor, writer_thread, store.close)
         # The directory's lock is ours from here on: what another service left behind is stale.
         close_directory_to_others(places.directory)
@@ -151,28 +159,46 @@ async def run_service(
         await service.run(writer_thread, reader_threads, stop=stop, ready=ready)
 
 
+def _keep_stop_signals_away() -> None:
+    """For a thread whose child reads the catalogue: children get its mask. A terminal, or who stops a group of processes,
+    signals the child too; it must not end before us, as if the catalogue could not be read."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+class _StartStopped(Exception):
+    """A stop signal came while the store was being opened."""
+
+
 def _open(
-    places: Places, config: ServiceConfig, segment_bytes: int, clock: Clock
+    places: Places, config: ServiceConfig, segment_bytes: int, clock: Clock, is_stopped: Callable[[], bool]
 ) -> tuple[RecordLog, Recovery]:
+    """Raises _StartStopped, and then holds nothing, when `is_stopped` says so at one of its steps."""
     make_directory(places.directory)
     check_space(places.directory, need_bytes=2 * segment_bytes, budget_bytes=config.disk)
-    return open_log(
+    store, recovery = open_log(
         places.directory,
         budget_bytes=config.disk,
         segment_bytes=segment_bytes,
         clock=clock,
-        progress=_StartLog(clock),
+        progress=_StartLog(clock, is_stopped),
     )
+    if is_stopped():
+        store.close()
+        raise _StartStopped
+    return store, recovery
 
 
 class _StartLog:
-    """Tells the log how far a start is, when it takes long."""
+    """Tells the log how far a start is, when it takes long; ends it with _StartStopped when it is to stop."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, is_stopped: Callable[[], bool]) -> None:
         self._clock = clock
+        self._is_stopped = is_stopped
         self._told = clock.monotonic()
 
     def __call__(self, phase: str, done: int, total: int) -> None:
+        if self._is_stopped():
+            raise _StartStopped
         now = self._clock.monotonic()
         if now >= self._told + START_LOG_SECONDS:
             self._told = now
@@ -181,7 +207,7 @@ class _StartLog:
 
 def _stop_event() -> asyncio.Event:
     stop = asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
+    for name in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     return stop
 

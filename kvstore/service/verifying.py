@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from kvstore.errors import InvalidArgument, LimitExceeded
+from kvstore.errors import InvalidArgument, KvstoreError, LimitExceeded
 from kvstore.service.engine import Engine, places_of
 from kvstore.store.base import Damage, Verified
 
@@ -73,7 +74,7 @@ class Verifying:
                 progress.bytes += step.bytes
                 progress.damages += step.damages
                 begin = step.next
-                self._forget(step.damages)
+                await self._forget(step.damages)
                 await asyncio.sleep(pause_seconds(progress.bytes, loop.time() - begun, bytes_per_second))
                 if loop.time() - told >= TOLD_EVERY_SECONDS:
                     told = loop.time()
@@ -85,8 +86,12 @@ class Verifying:
     def _step(self, segment_id: int, begin: int) -> Verified:
         return self._engine.log.verify(segment_id, begin=begin, bytes_max=STEP_BYTES)
 
-    def _forget(self, damages: list[Damage]) -> None:
+    async def _forget(self, damages: list[Damage]) -> None:
+        """What can be said again is written anew; the rest is a miss."""
         engine = self._engine
-        gone = engine.core.forget_places([damage.place for damage in damages])
+        places = [damage.place for damage in damages]
+        gone = engine.core.forget_places(places)
         engine.counts["verify_damages_total"] += len(damages)
         engine.writer.room.discard(places_of(gone))
+        with suppress(KvstoreError):  # the catalogue keeps them, and the next start tries again
+            await engine.registry.renew(set(places))

@@ -73,4 +73,10 @@ def open_log(
     except BaseException:
         lanes.close()
         raise
-    return SegmentLog(store), recovery
+    log = SegmentLog(store)
+    try:
+        log.renew_descriptions(recovery.records)
+    except BaseException:
+        log.close()
+        raise
+    return log, recovery

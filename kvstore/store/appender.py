@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from kvstore.errors import DeviceError, InvalidArgument, NoSpace
-from kvstore.store.base import Place
-from kvstore.store.catalog import SEALED, SegmentRow, key_of, segment_row
+from kvstore.store.base import Place, RecordKind
+from kvstore.store.catalog import SEALED, Description, SegmentRow, key_of, segment_row
 from kvstore.store.device import NOT_FOR_WANT_OF_ROOM
 from kvstore.store.format import PAGE, POLICY_KIND, SegmentHeader, align
 from kvstore.store.lanes import Later
@@ -147,6 +147,7 @@ class Appender:
         with self._table.lock:
             segment.advance(file_bytes, 0)
             segment.close(file_bytes, State.SEALING)
+            segment.has_footer = True
         with suppress(DeviceError):  # all of it is durable
             target.close()
         try:
@@ -319,8 +320,27 @@ class Appender:
                     self._enter_clear(item, number, place)
                 elif item.kind == POLICY_KIND:
                     self._enter_policy(item, place)
+                elif item.kind == RecordKind.NAMESPACE:
+                    self._enter_description(item, place)
         segment.advance(target.end, sum(item.length for item in items))
         return places
+
+    def _enter_description(self, item: Pending, place: Place) -> None:
+        known = self._store.descriptions.get((item.namespace, item.key))
+        if known is not None and known.place is not None and known.sequence == item.sequence:
+            # A copy: where the log has it is said when all copies are there.
+            return
+        self._store.descriptions[item.namespace, item.key] = Description(
+            item.namespace,
+            item.key,
+            item.sequence,
+            item.parent,
+            item.position,
+            item.lineage,
+            item.checks,
+            bytes(item.payload),
+            place,
+        )
 
     def _enter_policy(self, item: Pending, place: Place) -> None:
         known = self._store.policies.get(item.namespace)

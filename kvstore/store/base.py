@@ -101,7 +101,13 @@ class Found:
 class Recovery:
     """What opening found. `records` are BLOCK, STATE, ROWS and NAMESPACE in sequence order, without those that a later
     CLEAR or CLEAR_STATES covers and without older copies of the same (namespace, key, kind). `fresh`: the directory was empty.
-    `rebuilt`: the catalogue was lost or damaged, and everything came from the log."""
+    `rebuilt`: the catalogue was lost or damaged, and everything came from the log.
+
+    `damaged_records`: were acknowledged and are not found whole. `damaged_segments`: have a header or a footer that is
+    damaged or cut off, which need not cost a record. `missing_segments`: the catalogue calls them sealed and their files are
+    gone, with all that they held. A removal that the catalogue could not note looks the same; and what is missing along
+    with the catalogue nobody can tell. `rescued_descriptions`: of namespaces; the newest is not found whole in the log, and
+    is written anew from the catalogue."""
 
     records: Records
     policies: Mapping[NamespaceDigest, str]
@@ -109,6 +115,9 @@ class Recovery:
     rebuilt: bool
     torn_bytes: int
     damaged_records: int
+    damaged_segments: int = 0
+    missing_segments: int = 0
+    rescued_descriptions: int = 0
 
 
 class Cheapest(NamedTuple):
@@ -159,7 +168,10 @@ class Space:
 
 
 class RecordLog(Protocol):
-    """A durable log of records within a disk budget."""
+    """A durable log of records within a disk budget.
+
+    No call runs in a thread in which signal handlers raise: that may be between any two steps, and a lock would stay held.
+    """
 
     def append(self, records: Sequence[Record]) -> list[Place]:
         """Write all records and make them durable; on return each is found again after a crash. The caller must not
@@ -225,8 +237,9 @@ class RecordLog(Protocol):
 
     def counters(self) -> Mapping[str, int]:
         """Monotonic counts by name: appended_records, appended_bytes, syncs, read_records, read_again_records,
-        damaged_records, quarantined_records, device_errors, reclaimed_segments, recycled_segments, cleaned_bytes,
-        written_bytes (all that went to the device: headers, padding, footers, copies and the catalogue), catalog_errors."""
+        damaged_records, quarantined_records, missing_segments (when it was opened), device_errors, reclaimed_segments,
+        recycled_segments, cleaned_bytes, written_bytes (all that went to the device: headers, padding, footers, copies and
+        the catalogue), catalog_errors."""
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the law of `Space` holds and agrees with the file system within 1 %."""

@@ -2,10 +2,14 @@
 
 Rows (numbers little-endian, except the big-endian segment id in keys, which keeps them in order)
     "I"             16 store uuid, 4 catalogue version
-    "S" segment id   8 salt, 8 file bytes, 1 state: 1 sealed, 2 dead
+    "S" segment id   8 salt, 8 file bytes, 1 state: 1 sealed, 2 dead, 3 found at a start without a
+                     whole footer at its end
     "F" segment id   the segment's footer, as in its file
     "U" segment id   8 salt, then for each record with a known use: 4 payload offset, 4 hour since the epoch
     "P" namespace    8 sequence, then the policy in UTF-8
+    "N" namespace, key
+                     a namespace's description: 8 sequence, 32 parent, 8 position, 4 crc32, 8 xxh3, 1 flags as in
+                     footers, then the payload
 Every value is kept behind a crc32c over its key and itself: the map checks none of its pages, and single flipped bits
 in it otherwise pass as answers.
 """
@@ -25,17 +29,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.errors import DeviceError
+from kvstore.store.base import Place
 from kvstore.store.catalog_child import ReadRows, read_in_child
+from kvstore.store.columns import FLAG_BOUNDED, FLAG_XXH3
 from kvstore.store.device import translated
 from kvstore.store.format import crc32c
+from kvstore.types import KEY_BYTES, BlockKey, Checks, Lineage, NamespaceDigest
 
 CATALOG_VERSION = 1
 SEALED = 1
 DEAD = 2
+UNSEALED = 3
+"""As SEALED, but its file does not end with its footer: only the row has one."""
 
 IDENTITY_KEY = b"I"
+OF_NAMESPACES = (b"N", b"P")
+"""How the keys of rows begin that are good whatever the segments are."""
 _SEGMENT = struct.Struct("<QQB")
 _SALT = struct.Struct("<Q")
+_DESCRIPTION = struct.Struct("<Q32sQIQB")
 _SEQUENCE = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 
@@ -46,8 +58,23 @@ class SegmentRow(NamedTuple):
     state: int
 
 
+class Description(NamedTuple):
+    """A NAMESPACE record, payload and all. `place`: where the log has it; None where only the catalogue does."""
+
+    namespace: NamespaceDigest
+    key: BlockKey
+    sequence: int
+    parent: BlockKey
+    position: int
+    lineage: Lineage
+    checks: Checks
+    payload: bytes
+    place: Place | None
+
+
 class Loaded(NamedTuple):
-    """Rows whose checksums hold. Not intact: there was no catalogue, or it was damaged and is empty now."""
+    """Rows whose checksums hold. Not intact: there was no catalogue, or it was damaged and is empty now, and of an old one
+    there are rows of namespaces and the identity at most."""
 
     rows: dict[bytes, bytes]
     intact: bool
@@ -100,6 +127,32 @@ def policy_row(sequence: int, policy: str) -> bytes:
 
 def decode_policy_row(data: bytes) -> tuple[int, str]:
     return _SEQUENCE.unpack_from(data)[0], data[8:].decode()
+
+
+def description_row(each: Description) -> bytes:
+    flags = FLAG_XXH3 * each.checks.has_xxh3 | FLAG_BOUNDED * (each.lineage is Lineage.BOUNDED)
+    checks = each.checks
+    head = _DESCRIPTION.pack(each.sequence, each.parent, each.position, checks.crc32, checks.xxh3_64, flags)
+    return head + each.payload
+
+
+def description_key(each: Description) -> bytes:
+    return b"N" + each.namespace + each.key
+
+
+def decode_description_row(key: bytes, data: bytes) -> Description:
+    sequence, parent, position, crc32, xxh3_64, flags = _DESCRIPTION.unpack_from(data)
+    return Description(
+        NamespaceDigest(key[1 : 1 + KEY_BYTES]),
+        BlockKey(key[1 + KEY_BYTES :]),
+        sequence,
+        BlockKey(parent),
+        position,
+        Lineage.BOUNDED if flags & FLAG_BOUNDED else Lineage.EXACT,
+        Checks(crc32, xxh3_64, bool(flags & FLAG_XXH3)),
+        data[_DESCRIPTION.size :],
+        None,
+    )
 
 
 def seal_value(key: bytes, value: bytes) -> bytes:

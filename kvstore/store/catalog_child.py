@@ -26,6 +26,8 @@ ReadRows = Callable[[Path], dict[bytes, bytes] | None]
 bad, which says nothing about the file."""
 
 DEADLINE_SECONDS = 30.0
+PATIENCE = 4
+"""A reader that was too slow is started once more and may take so many times as long."""
 SLOWEST_BYTES_PER_SECOND = 16 << 20
 """A reader may take so long, and the time that its file takes at this rate."""
 
@@ -48,10 +50,22 @@ def read_here(path: Path) -> dict[bytes, bytes] | None:
 def read_in_child(
     path: Path, *, program: Path = PROGRAM, deadline_seconds: float = DEADLINE_SECONDS
 ) -> dict[bytes, bytes] | None:
-    """ReadRows in a process that lives for this call, at most until its deadline: then the file counts as damaged,
-    since a damaged one must not keep the service from starting."""
+    """ReadRows in a process that lives for this call, at most until its deadline, and once more with a longer one. Being
+    slow is no damage: DeviceError then."""
     with translated("examine", str(path)):
         seconds = deadline_seconds + path.stat().st_size / SLOWEST_BYTES_PER_SECOND
+    for limit in (seconds, PATIENCE * seconds):
+        with suppress(TimeoutError):
+            return _read_within(limit, path, program)
+    raise DeviceError(
+        f"reading the catalogue {path} was too slow: it took more than {seconds:.0f} s, and more than "
+        f"{PATIENCE * seconds:.0f} s the second time; nothing was removed: start again when the machine is less busy, or "
+        f"write it anew with kvstore rebuild-index --dir {path.parent}, which loses last uses"
+    )
+
+
+def _read_within(seconds: float, path: Path, program: Path) -> dict[bytes, bytes] | None:
+    """Raises TimeoutError when the reader takes longer."""
     with _reader(path, program) as child:
         assert child.stdout is not None
         assert child.stderr is not None
@@ -72,10 +86,10 @@ def read_in_child(
             code = child.wait()
         finally:
             timer.cancel()
-    if late.is_set():
-        return None
     if code == catalog_rows.WHOLE and rows is not None:
         return rows
+    if late.is_set():
+        raise TimeoutError
     if code == catalog_rows.DAMAGED:
         return None
     if -code in _ENDED_BY_DAMAGE:

@@ -120,6 +120,7 @@ class Cleaner:
 
     def _take_over(self, source: Segment, copies: dict[int, Place]) -> dict[Place, Place]:
         moved: dict[Place, Place] = {}
+        described = {each.place: key for key, each in self._store.descriptions.items()}
         for index, place in copies.items():
             if source.kind(index) in _OWN_KINDS:
                 source.kill(index)
@@ -133,6 +134,8 @@ class Cleaner:
             target.note_use(number, source.used(index))
             source.kill(index)
             moved[source.place(index)] = place
+            if (key := described.get(source.place(index))) is not None:
+                self._store.descriptions[key] = self._store.descriptions[key]._replace(place=place)
         return moved
 
 

@@ -10,7 +10,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +32,11 @@ _PARTS_PER_WRITE = 512
 LOCK_NAME = "lock"
 PROBE_NAME = "probe.tmp"
 _PAGE = 4096
+
+_CANNOT_LOCK_DIRECTORY = frozenset(
+    {errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+)
+"""Of a file system that locks files alone: over a network a lock may want a descriptor for writing."""
 
 
 class DeviceFile(Protocol):
@@ -265,7 +270,7 @@ class PosixDevice:
 
     def __init__(self, directory: str | os.PathLike[str], *, direct: bool = True) -> None:
         self._path = Path(directory)
-        self._lock_fd = -1
+        self._lock_fd = self._directory_fd = -1
         self._buffered_because = "" if direct else "it was asked for"
 
     @property
@@ -282,27 +287,41 @@ class PosixDevice:
 
     def lock(self) -> None:
         path = self._path / LOCK_NAME
-        with translated("open", str(path)):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(descriptor)
-            raise DirectoryInUse(
-                f"another process (pid {holder}) holds the store; stop it or use another directory",
-                field="directory",
-                value=self.where,
-            ) from error
-        except OSError as error:
-            os.close(descriptor)
-            raise device_error(error, action="lock", path=str(path)) from error
-        self._lock_fd = descriptor
+        with ExitStack() as undo, translated("lock", self.where):
+            # The file says who holds it, and may be removed; the directory itself may not.
+            directory = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            undo.callback(os.close, directory)
+            try:
+                self._lock_or_say_who(directory, path)
+            except OSError as error:
+                if error.errno not in _CANNOT_LOCK_DIRECTORY:
+                    raise
+            with translated("open", str(path)):
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            undo.callback(os.close, descriptor)
+            with translated("lock", str(path)):
+                self._lock_or_say_who(descriptor, path)
+            undo.pop_all()
+        self._lock_fd, self._directory_fd = descriptor, directory
         with suppress(OSError):  # the pid only helps the message above; a full disk must not stop a start
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         if not self._buffered_because:
             self._buffered_because = why_not_direct(self._path / PROBE_NAME)
+
+    def _lock_or_say_who(self, descriptor: int, file: Path) -> None:
+        """Raises DirectoryInUse, or the system's error."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = ""
+            with suppress(OSError):  # the file may be gone, and the directory is held all the same
+                holder = file.read_bytes()[:32].decode("ascii", "replace").strip()
+            raise DirectoryInUse(
+                f"another process (pid {holder or 'unknown'}) holds the store; stop it or use another directory",
+                field="directory",
+                value=self.where,
+            ) from error
 
     def names(self) -> list[str]:
         self._refuse_another_directory()
@@ -324,7 +343,8 @@ class PosixDevice:
             here = None
         if here is None or not os.path.samestat(here, os.fstat(self._lock_fd)):
             raise DeviceError(
-                "the directory was removed, renamed or replaced while it is in use; put it back, or start again",
+                "the directory, or the lock file in it, was removed, renamed or replaced while it is in use; put it back, "
+                "or start again",
                 field="directory",
                 value=self.where,
             )
@@ -377,10 +397,12 @@ class PosixDevice:
         return system.f_bavail * system.f_frsize
 
     def close(self) -> None:
-        if self._lock_fd >= 0:
-            descriptor, self._lock_fd = self._lock_fd, -1
-            with translated("close", self.where):
-                os.close(descriptor)
+        descriptors = [self._lock_fd, self._directory_fd]
+        self._lock_fd = self._directory_fd = -1
+        with translated("close", self.where), ExitStack() as last:
+            for descriptor in descriptors:
+                if descriptor >= 0:
+                    last.callback(os.close, descriptor)
 
     @staticmethod
     def _sync_directory(path: Path) -> None:

@@ -323,6 +323,14 @@ def decode_segment_header(data: bytes) -> SegmentHeader | Verdict:
     return SegmentHeader(*fields) if version == FORMAT_VERSION else Verdict.CORRUPT
 
 
+def begins_segment_of(data: bytes, uuid: bytes) -> bool:
+    """Whether a file begins as a segment of this store, whole or not: a header that was never written to its end still has
+    its first sector from one life or the other."""
+    if len(data) < _SEGMENT.size or data[:8] != _SEGMENT_MAGIC:
+        return False
+    return bool(_SEGMENT.unpack_from(data)[2] == uuid)
+
+
 def slice_ends(ends: Sequence[int], length: int) -> Sequence[int]:
     """The ends that a table of slices of a payload of `length` bytes keeps: ascending, without the payload's own. A slice of
     less than a page is verified with the one after it, since pages are what is read; and where there are more ends than

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from kvstore.errors import DeviceError, KvstoreError, StoreDamaged
+from kvstore.errors import DeviceError, FormatTooNew, KvstoreError, StoreDamaged
 from kvstore.store.catalog import LmdbCatalog
 from kvstore.store.device import LOCK_NAME, PROBE_NAME, Device, read_fully, write_all
 from kvstore.store.format import IDENTITY_BYTES, decode_identity, encode_identity
@@ -31,6 +31,11 @@ def read_identity(device: Device) -> bytes | None:
     if file is None:
         raise DeviceError(f"the identity file of {device.where} went away while it was opened; start again")
     try:
+        data = read_fully(file, 0, IDENTITY_BYTES + 1)
+        with suppress(StoreDamaged, FormatTooNew):
+            return decode_identity(data, directory=device.where)
+        # It may have been bent on its way.
+        file.forget_cached(0, 0)
         data = read_fully(file, 0, IDENTITY_BYTES + 1)
     finally:
         file.close()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kvstore.errors import InvalidArgument
 from kvstore.store.base import Record, RecordKind
+from kvstore.store.catalog import Description
 from kvstore.store.format import PAYLOAD_BYTES_MAX, POLICY_KIND, payload_sums
 from kvstore.store.writer import Pending
 from kvstore.types import KEY_BYTES, BlockKey, Checks, Lineage, NamespaceDigest
@@ -108,5 +109,22 @@ def pending_policy(namespace: NamespaceDigest, policy: str, *, sequence: int, cr
         text,
         len(text),
         sequence,
+        created_ms,
+    )
+
+
+def pending_description(each: Description, *, created_ms: int) -> Pending:
+    """The same record once more."""
+    return Pending(
+        int(RecordKind.NAMESPACE),
+        each.namespace,
+        each.key,
+        each.parent,
+        each.position,
+        each.lineage,
+        each.checks,
+        each.payload,
+        len(each.payload),
+        each.sequence,
         created_ms,
     )

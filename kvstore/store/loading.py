@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstore.store.catalog import DEAD, SEALED, SegmentRow, decode_segment_row, key_of
+import numpy as np
+
+from kvstore.store.catalog import DEAD, SEALED, UNSEALED, SegmentRow, decode_segment_row, key_of
 from kvstore.store.columns import EMPTY, Footer, read_footer, without_entries_behind
 from kvstore.store.device import Device, DeviceFile, read_fully
 from kvstore.store.format import (
@@ -23,12 +25,14 @@ from kvstore.store.format import (
     decode_segment_header,
     decode_trailer,
     encode_footer,
+    footer_bytes,
     footer_extent,
     payload_gap,
     store_tag,
 )
-from kvstore.store.scan import Scan, scan_segment
-from kvstore.store.segment import segment_name
+from kvstore.store.lanes import Lanes
+from kvstore.store.scan import scan_segment
+from kvstore.store.segment import FULL_SHARE, segment_name
 from kvstore.types import Lineage, NamespaceDigest
 
 Progress = Callable[[str, int, int], None]
@@ -38,7 +42,8 @@ themselves; "records" counts bytes of one segment whose footer is lost."""
 
 @dataclass(frozen=True, slots=True)
 class LoadedSegment:
-    """`known`: the catalogue had it. `unused`: a whole header and no record. `dead`: its removal had begun."""
+    """`known`: the catalogue had it. `unused`: a whole header and no record. `dead`: its removal had begun. `has_footer`:
+    its file ends with it, or should. `damaged`: its header or footer is not whole, which need not cost a record."""
 
     identity: SegmentIdentity
     file_bytes: int
@@ -49,6 +54,8 @@ class LoadedSegment:
     first_sequence: int = 0
     torn_bytes: int = 0
     damaged_records: int = 0
+    damaged: bool = False
+    has_footer: bool = False
 
 
 class _Context(NamedTuple):
@@ -58,26 +65,31 @@ class _Context(NamedTuple):
     header: SegmentHeader | Verdict
     row: SegmentRow | None
     footer_row: bytes
+    lanes: Lanes
 
 
 def load_segment(
-    device: Device, segment_id: int, *, uuid: bytes, rows: dict[bytes, bytes], progress: Progress
+    device: Device,
+    segment_id: int,
+    *,
+    uuid: bytes,
+    rows: dict[bytes, bytes],
+    lanes: Lanes,
+    progress: Progress,
 ) -> LoadedSegment | None:
     """Read what the file of `segment_id` holds; None for a file of another store, which is left alone.
 
     A torn tail is cut off. A file that is not the segment its name says yields no records: its space comes back with
     the next reclaim. Raises DeviceError and then has removed nothing.
     """
-    file = device.open(segment_name(segment_id))
+    file = device.open(segment_name(segment_id), bulk=True)
     if file is None:
         return None
     try:
         size = file.size()
-        header = decode_segment_header(read_fully(file, 0, SEGMENT_HEADER_BYTES))
-        if isinstance(header, Verdict):
-            # It may have been bent on its way.
-            file.forget_cached(0, SEGMENT_HEADER_BYTES)
-            header = decode_segment_header(read_fully(file, 0, SEGMENT_HEADER_BYTES))
+        header = read_header(
+            file, expected=lambda found: found.uuid == uuid and found.segment_id == segment_id
+        )
         if isinstance(header, SegmentHeader) and header.uuid != uuid:
             return None
         if isinstance(header, SegmentHeader) and header.segment_id != segment_id:
@@ -94,38 +106,58 @@ def load_segment(
         if row is not None and row.salt != salt:
             row = None
         footer_row = rows.get(key_of(b"F", segment_id), b"")
-        return _load(_Context(file, size, identity, header, row, footer_row), progress)
+        return _load(_Context(file, size, identity, header, row, footer_row, lanes), progress)
     finally:
         file.close()
+
+
+def read_header(file: DeviceFile, *, expected: Callable[[SegmentHeader], bool]) -> SegmentHeader | Verdict:
+    """A segment's header. Another one than is expected may be of its way, or of an earlier life: it is read again."""
+    header = decode_segment_header(read_fully(file, 0, SEGMENT_HEADER_BYTES))
+    if isinstance(header, Verdict) or not expected(header):
+        file.forget_cached(0, SEGMENT_HEADER_BYTES)
+        header = decode_segment_header(read_fully(file, 0, SEGMENT_HEADER_BYTES))
+    return header
 
 
 def _load(at: _Context, progress: Progress) -> LoadedSegment:
     first = at.header.first_sequence if isinstance(at.header, SegmentHeader) else 0
     if at.row is not None and at.row.state == DEAD:
         return LoadedSegment(at.identity, at.size, EMPTY, dead=True, first_sequence=first)
-    lost = int(isinstance(at.header, Verdict))
-    if at.row is not None and at.row.state == SEALED and at.row.file_bytes == at.size:
-        footer = read_footer(at.footer_row, identity=at.identity)
-        if isinstance(footer, Footer):
-            return _within(at, footer, known=True, first_sequence=first, damaged_records=lost)
+    is_bent = isinstance(at.header, Verdict)
+    row = at.row if at.row is not None and at.row.state in (SEALED, UNSEALED) else None
+    listed = read_footer(at.footer_row, identity=at.identity) if row is not None else Verdict.TORN
+    if row is not None and row.file_bytes == at.size and isinstance(listed, Footer):
+        has_footer = row.state == SEALED and _ends_with(listed, at.size)
+        return _within(at, listed, known=True, first_sequence=first, damaged=is_bent, has_footer=has_footer)
     at.file.sync()
     footer = _footer_of(at.file, at.size, at.identity)
+    if isinstance(footer, Verdict):
+        _ask_the_device(at)
+        footer = _footer_of(at.file, at.size, at.identity)
     if isinstance(footer, Footer):
-        return _within(at, footer, known=False, first_sequence=first, damaged_records=lost)
+        return _within(at, footer, known=False, first_sequence=first, damaged=is_bent, has_footer=True)
     # Only what the device itself says counts: a process that died may have left bytes in memory whose sync failed,
     # and nothing may be built on those.
-    scan = _scan(at, progress)
-    # Nothing is cut off that a second look finds whole.
-    if scan.damaged_records:
-        scan = max(scan, _scan(at, progress), key=lambda each: (len(each.records), each.end))
-    elif scan.torn_bytes and scan.footer is None:
-        rest = _scan(at, progress, begin=scan.end)
-        if rest.records:
-            scan = Scan(
-                scan.records + rest.records, rest.end, rest.torn_bytes, rest.damaged_records, rest.footer
-            )
+    scan = scan_segment(
+        at.file,
+        at.identity,
+        at.size,
+        lanes=at.lanes,
+        progress=lambda done: progress("records", done, at.size),
+        ask_device=lambda: _ask_the_device(at),
+    )
+    # A crash may leave a footer whose file was never cut behind it; what the catalogue calls sealed was whole.
+    was_sealed = row is not None and row.state == SEALED
     if scan.footer is not None:
-        return _within(at, scan.footer, known=False, first_sequence=first, damaged_records=lost)
+        return _within(
+            at,
+            scan.footer,
+            known=False,
+            first_sequence=first,
+            damaged=is_bent or was_sealed,
+            has_footer=was_sealed,
+        )
     records = scan.records
     identity = at.identity
     if not identity.salt and records:
@@ -135,33 +167,43 @@ def _load(at: _Context, progress: Progress) -> LoadedSegment:
     if records and size > align(scan.end, PAGE):
         size = align(scan.end, PAGE)
         at.file.truncate(size)
-    missing = int(at.row is not None)
+    damaged_records = scan.damaged_records
+    if isinstance(listed, Footer):
+        found = np.array([record.offset + payload_gap(record.length) for record in records], np.uint32)
+        damaged_records = int(np.count_nonzero(~np.isin(listed.entries["offset"], found)))
     return LoadedSegment(
         identity,
         size,
         _footer_from(records, min(scan.end, size), identity),
-        unused=not records and not lost and not missing,
+        unused=not records and not is_bent and row is None,
         first_sequence=first,
         torn_bytes=scan.torn_bytes,
-        damaged_records=scan.damaged_records + max(lost, missing),
+        damaged_records=damaged_records,
+        damaged=is_bent or row is not None,
     )
 
 
-def _scan(at: _Context, progress: Progress, *, begin: int = SEGMENT_HEADER_BYTES) -> Scan:
+def _ask_the_device(at: _Context) -> None:
+    """Reads from here on are not answered from memory."""
     at.file.forget_cached(0, 0)
-    return scan_segment(
-        at.file, at.identity, at.size, progress=lambda done: progress("records", done, at.size), begin=begin
-    )
+
+
+def _ends_with(footer: Footer, size: int) -> bool:
+    """Whether a file of so many bytes, with this footer at its end, was cut behind it or full: others end with their last
+    record, or were never cut."""
+    room = footer_bytes(len(footer.namespaces), len(footer.entries))
+    return 0 <= size - align(footer.records_end, PAGE) - room <= size // FULL_SHARE
 
 
 def _within(
-    at: _Context, footer: Footer, *, known: bool, first_sequence: int, damaged_records: int
+    at: _Context, footer: Footer, *, known: bool, first_sequence: int, damaged: bool, has_footer: bool
 ) -> LoadedSegment:
     """A footer's segment, without entries that point outside of the file."""
+    damaged_records = 0
     if footer.records_end > at.size:
         entries = len(footer.entries)
         footer = without_entries_behind(footer, at.size, identity=at.identity)
-        damaged_records += entries - len(footer.entries)
+        damaged_records = entries - len(footer.entries)
     return LoadedSegment(
         at.identity,
         at.size,
@@ -169,6 +211,8 @@ def _within(
         known=known,
         first_sequence=first_sequence,
         damaged_records=damaged_records,
+        damaged=damaged,
+        has_footer=has_footer,
     )
 
 

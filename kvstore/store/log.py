@@ -10,10 +10,19 @@ from contextlib import ExitStack, suppress
 from kvstore.errors import DeviceError, InvalidArgument, KvstoreError, NoSpace
 from kvstore.store.appender import Appender
 from kvstore.store.ballast import Ballast, ballast_bytes_for
-from kvstore.store.base import Cheapest, Place, Record, Space, Verified, Wanted
-from kvstore.store.catalog import DEAD, SegmentRow, key_of, policy_row, segment_row
+from kvstore.store.base import Cheapest, Place, Record, RecordKind, Space, Verified, Wanted
+from kvstore.store.catalog import (
+    DEAD,
+    SegmentRow,
+    description_key,
+    description_row,
+    key_of,
+    policy_row,
+    segment_row,
+)
 from kvstore.store.cleaning import Cleaner, uses_rows
-from kvstore.store.incoming import pending_policy, pending_records
+from kvstore.store.incoming import pending_description, pending_policy, pending_records
+from kvstore.store.records import NOWHERE, Records
 from kvstore.store.segment import CACHED_KINDS, COVERED_KINDS, Segment, State
 from kvstore.store.space import largest_batch, payload_room
 from kvstore.store.spares import retire_file
@@ -24,6 +33,8 @@ from kvstore.types import BytesLike, NamespaceDigest
 
 _HOUR = 3600
 _HOURS_MAX = 2**32 - 1
+_RENEWED_AT_ONCE = 64
+"""Descriptions in one append: the smallest segments hold so many."""
 
 
 class SegmentLog:
@@ -61,6 +72,7 @@ class SegmentLog:
             places = self._append_in_parts(items, cleaning=only_clears)
             self._table.count("appended_records", len(items))
             self._table.count("appended_bytes", sum(item.length for item in items))
+            self._note_descriptions(items)
             return places
 
     def _append_in_parts(self, items: list[Pending], *, cleaning: bool) -> list[Place]:
@@ -77,6 +89,34 @@ class SegmentLog:
             # None of it counts: whoever asked for it was told so.
             self.discard(first)
             raise
+
+    def renew_descriptions(self, records: Records) -> None:
+        """Write anew what of these the catalogue alone has, and tell `records` where it lies. A failure is counted and costs
+        nothing: the catalogue keeps it until the next start."""
+        rows = [
+            row for row in records.rows_of(RecordKind.NAMESPACE).tolist() if records.place(row) == NOWHERE
+        ]
+        if not rows:
+            return
+        with self._turn, suppress(DeviceError, NoSpace, InvalidArgument):
+            now = self._store.now_ms()
+            for first in range(0, len(rows), _RENEWED_AT_ONCE):
+                part = rows[first : first + _RENEWED_AT_ONCE]
+                items = [
+                    pending_description(self._store.descriptions[each.namespace, each.key], created_ms=now)
+                    for each in map(records.__getitem__, part)
+                ]
+                for row, place in zip(part, self._appender.append(items), strict=True):
+                    records.move(row, place)
+
+    def _note_descriptions(self, items: Iterable[Pending]) -> None:
+        described = [
+            self._store.descriptions[item.namespace, item.key]
+            for item in items
+            if item.kind == RecordKind.NAMESPACE
+        ]
+        if described:
+            self._store.write_rows({description_key(each): description_row(each) for each in described})
 
     def put_policy(self, namespace: NamespaceDigest, policy: str) -> None:
         with self._turn:
@@ -105,6 +145,7 @@ class SegmentLog:
         return largest_batch(self._disk.segment_bytes)
 
     def discard(self, places: Iterable[Place]) -> None:
+        described: list[Place] = []
         with self._table.lock:
             for place in places:
                 segment = self._table.segments.get(place.segment_id)
@@ -112,6 +153,20 @@ class SegmentLog:
                 # A clear lives as long as it covers something, whatever the caller thinks of it.
                 if segment is not None and index is not None and segment.kind(index) not in COVERED_KINDS:
                     segment.kill(index)
+                    if segment.kind(index) == RecordKind.NAMESPACE:
+                        described.append(place)
+        if described:
+            self._forget_descriptions(described)
+
+    def _forget_descriptions(self, places: Sequence[Place]) -> None:
+        """Where these are the newest of their namespaces, the catalogue forgets them too."""
+        with self._table.lock:
+            known = self._store.descriptions
+            gone = [each for each in known.values() if each.place in places]
+            for each in gone:
+                del known[each.namespace, each.key]
+        if gone:
+            self._store.forget_rows(map(description_key, gone))
 
     def reclaim(self) -> int:
         with self._turn:

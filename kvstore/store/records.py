@@ -15,6 +15,9 @@ from kvstore.types import KEY_BYTES, BlockKey, Checks, Lineage, NamespaceDigest
 Words = NDArray[np.uint64]
 """Keys of 32 bytes as four little-endian words each: shape (n, 4)."""
 
+NOWHERE = Place(0, 0, 0)
+"""Of a record that lies in no segment."""
+
 _ROWS_AT_ONCE = 4096
 _KINDS = {int(kind): kind for kind in RecordKind}
 
@@ -131,6 +134,10 @@ class Records(Sequence[Found]):
     def place(self, row: int) -> Place:
         at = self.columns
         return Place(int(at.segment[row]), int(at.offset[row]), int(at.length[row]))
+
+    def move(self, row: int, place: Place) -> None:
+        at = self.columns
+        at.segment[row], at.offset[row], at.length[row] = place
 
     def newest_use(self) -> float:
         """Wall seconds of the latest last use; 0 when there is nothing."""

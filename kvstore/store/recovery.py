@@ -15,11 +15,18 @@ from kvstore.store.base import Place, RecordKind, Recovery
 from kvstore.store.buffers import BufferPool
 from kvstore.store.catalog import (
     IDENTITY_KEY,
+    OF_NAMESPACES,
     SEALED,
+    UNSEALED,
     Catalog,
+    Description,
     SegmentRow,
+    decode_description_row,
     decode_policy_row,
+    decode_segment_row,
     decode_uses_row,
+    description_key,
+    description_row,
     identity_row,
     key_of,
     policy_row,
@@ -34,7 +41,7 @@ from kvstore.store.lanes import LANES, Lanes
 from kvstore.store.loading import LoadedSegment, Progress, load_segment
 from kvstore.store.merge import Part, merge
 from kvstore.store.reader import OpenFiles, Reader
-from kvstore.store.records import Columns, Records
+from kvstore.store.records import NOWHERE, Columns, Records
 from kvstore.store.segment import (
     CACHED_KINDS,
     PIECE_BYTES,
@@ -49,7 +56,7 @@ from kvstore.store.space import DiskBudget
 from kvstore.store.spares import adopt_spares
 from kvstore.store.state import OpenedStore
 from kvstore.store.table import SegmentTable
-from kvstore.types import NamespaceDigest
+from kvstore.types import BlockKey, Checks, Lineage, NamespaceDigest
 
 _ROWS_PER_WRITE_BYTES = 8 << 20
 _HOUR = 3600
@@ -110,33 +117,44 @@ def _recover(store: OpenedStore, progress: Progress, *, fresh: bool) -> Recovery
     progress("catalogue", 0, 1)
     rows, intact = store.catalog.load()
     progress("catalogue", 1, 1)
-    if intact and not fresh and rows.get(IDENTITY_KEY) != identity_row(store.uuid):
+    is_ours = rows.get(IDENTITY_KEY) == identity_row(store.uuid)
+    if intact and not fresh and not is_ours:
         # Of another store, or of another version: its rows say nothing about these segments.
         intact = False
     stale: dict[bytes, bytes | None] = {}
     if not intact:
         stale = dict.fromkeys(rows)
-        rows = {}
+        rows = {key: row for key, row in rows.items() if is_ours and key[:1] in OF_NAMESPACES}
     # Last uses are in the catalogue alone. Where it is lost, everything counts as used now: nothing goes before its time.
     hour = 0 if intact or fresh else math.ceil(store.clock.wall() / _HOUR)
     loaded = _load_all(store, rows, progress)
-    stale.update(_rows_without_file(rows, {segment.identity.segment_id for segment in loaded}))
+    without_file = _rows_without_file(rows, {segment.identity.segment_id for segment in loaded})
+    stale.update(without_file)
+    missing_segments = sum(_is_sealed_row(key, rows[key]) for key in without_file)
+    store.table.count("missing_segments", missing_segments)
+    damaged_segments = sum(segment.damaged for segment in loaded)
     torn_bytes = sum(segment.torn_bytes for segment in loaded)
     damaged_records = sum(segment.damaged_records for segment in loaded)
     books = _fill_table(store, loaded, rows, hour)
     damaged_records += _load_policies(store, books, rows)
+    lost, rescued = _load_descriptions(store, books, rows)
+    damaged_records += lost
+    stale.update(_description_rows(store, rows if intact else {}))
     _write_rows(store, loaded, stale, hour)
     # From here on the footers are held by the books alone, which let go of one after the other.
     loaded.clear()
     rows.clear()
-    records, unreadable = _told(store, books)
+    records = _told(store, books)
     return Recovery(
         records=records,
         policies={namespace: policy for namespace, (_, policy, _) in store.policies.items()},
         fresh=fresh,
         rebuilt=not fresh and not intact,
         torn_bytes=torn_bytes,
-        damaged_records=damaged_records + unreadable,
+        damaged_records=damaged_records,
+        rescued_descriptions=rescued,
+        damaged_segments=damaged_segments,
+        missing_segments=missing_segments,
     )
 
 
@@ -152,7 +170,9 @@ def _load_all(store: OpenedStore, rows: dict[bytes, bytes], progress: Progress) 
     store.next_segment_id = max([0, *ids, *spare_ids, *known_ids]) + 1
     for done, segment_id in enumerate(ids):
         progress("segments", done, len(ids))
-        segment = load_segment(store.device, segment_id, uuid=store.uuid, rows=rows, progress=progress)
+        segment = load_segment(
+            store.device, segment_id, uuid=store.uuid, rows=rows, lanes=store.lanes, progress=progress
+        )
         if segment is None:
             continue
         store.next_sequence = max(store.next_sequence, segment.first_sequence)
@@ -198,6 +218,7 @@ def _fill_table(
         if found.footer.records_end > segment.end:
             segment.advance(found.footer.records_end, segment.live + segment.dead)
         segment.close(segment.allocated)
+        segment.has_footer = found.has_footer
         store.table.segments[segment.segment_id] = segment
     names = store.table.namespaces()
     for clear in clears:
@@ -224,6 +245,7 @@ def _load_policies(store: OpenedStore, books: _Books, rows: dict[bytes, bytes]) 
         if key[:1] == b"P":
             sequence, policy = decode_policy_row(data)
             store.policies[NamespaceDigest(key[1:])] = (sequence, policy, None)
+            store.next_sequence = max(store.next_sequence, sequence + 1)
     names = store.table.namespaces()
     unreadable = 0
     for part, row, place, payload in _payloads(store, books, POLICY_KIND):
@@ -250,33 +272,92 @@ def _payloads(store: OpenedStore, books: _Books, kind: int) -> Iterator[tuple[in
         yield part, row, place, None if read is None else bytes(read.payload)
 
 
-def _told(store: OpenedStore, books: _Books) -> tuple[Records, int]:
-    """What the caller is told of, and how many descriptions of namespaces could not be read."""
-    carried: dict[Place, bytes] = {}
-    unreadable = 0
+def _load_descriptions(store: OpenedStore, books: _Books, rows: dict[bytes, bytes]) -> tuple[int, int]:
+    """Descriptions of namespaces, from the log, and from the catalogue where the log's newest cannot be read; how many are
+    lost, and how many the catalogue alone has. Without its description a namespace is lost with all that it holds."""
+    for key, data in rows.items():
+        if key[:1] == b"N":
+            each = decode_description_row(key, data)
+            store.descriptions[each.namespace, each.key] = each
+            # It is written anew with its own sequence, and what comes after it is newer.
+            store.next_sequence = max(store.next_sequence, each.sequence + 1)
+    names = store.table.namespaces()
+    lost = 0
     for part, row, place, payload in list(_payloads(store, books, int(RecordKind.NAMESPACE))):
-        if payload is None:
-            unreadable += 1
-            books.alive[part][row] = False
-            store.table.kill(place)
-        else:
-            carried[place] = payload
+        entry = books.parts[part].entries[row]
+        namespace, key = names[books.parts[part].spaces[row]], BlockKey(entry["key"].tobytes())
+        known = store.descriptions.get((namespace, key))
+        if payload is not None and (known is None or int(entry["sequence"]) >= known.sequence):
+            store.descriptions[namespace, key] = _description(namespace, entry, payload, place)
+            continue
+        lost += known is None
+        books.alive[part][row] = False
+        store.table.kill(place)
+    return lost, sum(each.place is None for each in store.descriptions.values())
+
+
+def _description(namespace: NamespaceDigest, entry: np.void, payload: bytes, place: Place) -> Description:
+    flags = int(entry["flags"])
+    return Description(
+        namespace,
+        BlockKey(entry["key"].tobytes()),
+        int(entry["sequence"]),
+        BlockKey(entry["parent"].tobytes()),
+        int(entry["position"]),
+        Lineage.BOUNDED if flags & FLAG_BOUNDED else Lineage.EXACT,
+        Checks(int(entry["crc32"]), int(entry["xxh3_64"]), flags & FLAG_XXH3 != 0),
+        payload,
+        place,
+    )
+
+
+def _description_rows(store: OpenedStore, rows: dict[bytes, bytes]) -> dict[bytes, bytes | None]:
+    """What the catalogue does not say of them yet."""
+    wanted = {description_key(each): description_row(each) for each in store.descriptions.values()}
+    return {key: row for key, row in wanted.items() if rows.get(key) != row}
+
+
+def _told(store: OpenedStore, books: _Books) -> Records:
+    """What the caller is told of."""
     masks = [
         alive & _HANDED_OUT[part.entries["kind"]]
         for part, alive in zip(books.parts, books.alive, strict=True)
     ]
-    columns = Columns.room(sum(int(np.count_nonzero(mask)) for mask in masks))
+    rescued = [each for each in store.descriptions.values() if each.place is None]
+    columns = Columns.room(sum(int(np.count_nonzero(mask)) for mask in masks) + len(rescued))
     now = store.clock.wall()
     begin = 0
     # A use is kept by the hour, rounded up: a record may stay an hour too long and never goes an hour too soon.
     for mask, hours in zip(masks, books.hours, strict=True):
         begin = _tell(columns, begin, books.parts.pop(0), mask, np.minimum(hours[mask] * float(_HOUR), now))
+    for each in rescued:
+        _tell_rescued(store, columns, begin, each, now)
+        begin += 1
     if np.any(columns.sequence[1:] < columns.sequence[:-1]):
         columns.sort(np.argsort(columns.sequence, kind="stable"))
     records = Records(store.table.namespaces(), columns, {})
     for row in records.rows_of(RecordKind.NAMESPACE).tolist():
-        records.payloads[row] = carried[records.place(row)]
-    return records, unreadable
+        found = records[row]
+        records.payloads[row] = store.descriptions[found.namespace, found.key].payload
+    return records
+
+
+def _tell_rescued(store: OpenedStore, columns: Columns, row: int, each: Description, now: float) -> None:
+    """A description that the catalogue alone has: it lies nowhere until it is written anew."""
+    columns.kind[row] = int(RecordKind.NAMESPACE)
+    columns.space[row] = store.table.number_of(each.namespace)
+    columns.key[row] = np.frombuffer(each.key, "<u8")
+    columns.parent[row] = np.frombuffer(each.parent, "<u8")
+    columns.position[row] = each.position
+    columns.bounded[row] = each.lineage is Lineage.BOUNDED
+    columns.crc32[row], columns.xxh3_64[row], columns.has_xxh3[row] = (
+        each.checks.crc32,
+        each.checks.xxh3_64,
+        each.checks.has_xxh3,
+    )
+    columns.segment[row], columns.offset[row], columns.length[row] = NOWHERE
+    columns.sequence[row] = each.sequence
+    columns.last_use[row] = now
 
 
 def _tell(
@@ -303,6 +384,12 @@ def _rows_without_file(rows: dict[bytes, bytes], ids: set[int]) -> dict[bytes, b
     }
 
 
+def _is_sealed_row(key: bytes, data: bytes) -> bool:
+    """Whether it tells of a segment that was never given up: such a file does not go."""
+    row = decode_segment_row(data) if key[:1] == b"S" else None
+    return row is not None and row.state in (SEALED, UNSEALED)
+
+
 def _write_rows(
     store: OpenedStore, loaded: list[LoadedSegment], first: dict[bytes, bytes | None], hour: int
 ) -> None:
@@ -322,7 +409,8 @@ def _grouped(
         if segment.known or not len(segment.footer.entries):
             continue
         segment_id, salt = segment.identity.segment_id, segment.identity.salt
-        changes[key_of(b"S", segment_id)] = segment_row(SegmentRow(salt, segment.file_bytes, SEALED))
+        state = SEALED if segment.has_footer else UNSEALED
+        changes[key_of(b"S", segment_id)] = segment_row(SegmentRow(salt, segment.file_bytes, state))
         changes[key_of(b"F", segment_id)] = segment.footer.data
         if hour:
             offsets = segment.footer.entries["offset"].tolist()

@@ -57,6 +57,9 @@ def segment_id_of(name: str) -> int | None:
 
 PIECE_BYTES = 1 << 20
 
+FULL_SHARE = 64
+"""A segment with less than this part of it unused is full."""
+
 
 def spare_name(segment_id: int) -> str:
     """What a file is called between two lives: after the segment that it was."""
@@ -68,9 +71,10 @@ def is_spare_name(name: str) -> bool:
 
 
 def spare_id_of(name: str) -> int | None:
-    """The id of the segment that it was."""
+    """The id of the segment that it was; None for an impossible one."""
     match = _SPARE.match(name)
-    return int(match[1], 16) if match else None
+    number = int(match[1], 16) if match else SEGMENT_IDS_END
+    return number if number < SEGMENT_IDS_END else None
 
 
 class Layout(NamedTuple):
@@ -138,6 +142,7 @@ class Segment:
         "allocated",
         "dead",
         "end",
+        "has_footer",
         "identity",
         "live",
         "name",
@@ -157,6 +162,8 @@ class Segment:
         self.padded = self.end
         self.reserved = allocated - self.end
         self.readers = 0
+        self.has_footer = False
+        """Whether its file ends with a whole footer, or did before something happened to it."""
         self._lowest: dict[tuple[int, int], int] = {}
         """Lowest sequence by namespace number and kind, of dead records too: a clear must outlive what it covers."""
         # Columns, in offset order: 18 bytes a record instead of some hundreds as objects.

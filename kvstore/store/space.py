@@ -84,6 +84,8 @@ class DiskBudget:
     """Of a segment that is about to be created: the catalogue does not grow into them."""
     spares: dict[str, int] = field(default_factory=dict)
     """Files between two lives, and their bytes. They are free for a new segment and for nothing else."""
+    left_alone: set[str] = field(default_factory=set)
+    """Files with names of spares that are not ours, or cannot be told to be: nothing of ours may take such a name."""
     creating: frozenset[str] = frozenset()
     """Names that the file of a segment has while it is created: counted as that segment, or as the spare that it was."""
     _catalog_bytes: int = field(default=0)

@@ -9,18 +9,23 @@ from __future__ import annotations
 from contextlib import suppress
 
 from kvstore.errors import DeviceError, NoSpace
-from kvstore.store.device import Device
+from kvstore.store.device import read_fully
+from kvstore.store.format import SEGMENT_HEADER_BYTES, begins_segment_of
 from kvstore.store.segment import Segment, is_spare_name, spare_name
 from kvstore.store.space import SPARES_MAX
 from kvstore.store.state import OpenedStore
 
 
 def adopt_spares(store: OpenedStore) -> None:
-    """At a start: take over the spares that earlier runs left, as far as they have the size of new segments."""
+    """At a start: take over the spares that earlier runs left, as far as they have the size of new segments. A file that
+    does not begin as a segment of this store is another's, whatever its name: it is left alone, and counts as other bytes."""
     for name in store.device.names():
         if not is_spare_name(name):
             continue
-        size = _size_of(store.device, name)
+        size = _size_if_ours(store, name)
+        if size is None:
+            store.disk.left_alone.add(name)
+            continue
         # One with holes, as a copied directory may have, would want room when it is written.
         is_whole = size == store.disk.segment_bytes and store.device.allocated(name) >= size
         if is_whole and len(store.disk.spares) < SPARES_MAX:
@@ -43,7 +48,7 @@ def retire_file(store: OpenedStore, segment: Segment, *, kept: int) -> str | Non
         store.device.unlink(segment.name)
         return None
     name = spare_name(segment.segment_id)
-    if name in disk.spares:
+    if name in disk.spares or name in disk.left_alone:
         store.device.unlink(segment.name)
         return None
     store.device.rename(segment.name, name)
@@ -75,12 +80,18 @@ def drop_spare(store: OpenedStore) -> bool:
     return True
 
 
-def _size_of(device: Device, name: str) -> int:
+def _size_if_ours(store: OpenedStore, name: str) -> int | None:
+    """The bytes of a spare of this store; None where that cannot be told."""
     with suppress(DeviceError):
-        file = device.open(name)
-        if file is not None:
-            try:
-                return file.size()
-            finally:
-                file.close()
-    return 0
+        file = store.device.open(name)
+        if file is None:
+            return None
+        try:
+            for _ in range(2):
+                if begins_segment_of(read_fully(file, 0, SEGMENT_HEADER_BYTES), store.uuid):
+                    return file.size()
+                # It may have been bent on its way.
+                file.forget_cached(0, SEGMENT_HEADER_BYTES)
+        finally:
+            file.close()
+    return None

@@ -10,7 +10,7 @@ from kvstore.clock import Clock
 from kvstore.errors import DeviceError, NoSpace
 from kvstore.store.base import Place
 from kvstore.store.buffers import BufferPool
-from kvstore.store.catalog import Catalog
+from kvstore.store.catalog import Catalog, Description
 from kvstore.store.device import Device
 from kvstore.store.format import PAGE, align
 from kvstore.store.identity import Randomness
@@ -18,7 +18,7 @@ from kvstore.store.lanes import Lanes
 from kvstore.store.reader import OpenFiles, Reader
 from kvstore.store.space import DiskBudget
 from kvstore.store.table import SegmentTable
-from kvstore.types import NamespaceDigest
+from kvstore.types import BlockKey, NamespaceDigest
 
 _FULL_BYTES = 1 << 20
 """With less than this left, a catalogue that cannot be written has most likely found the file system full."""
@@ -46,6 +46,8 @@ class OpenedStore:
     """Sequence and place, by namespace and kind, of each CLEAR and CLEAR_STATES that still covers something."""
     policies: dict[NamespaceDigest, tuple[int, str, Place | None]] = field(default_factory=dict)
     """Sequence, text and, when it is in the log, place of each namespace's policy."""
+    descriptions: dict[tuple[NamespaceDigest, BlockKey], Description] = field(default_factory=dict)
+    """The newest NAMESPACE record of each namespace and key."""
     stale_rows: dict[bytes, bytes | None] = field(default_factory=dict)
     """Catalogue rows of segments that are gone, to be removed with the next write."""
     make_way: Callable[[], bool] = lambda: False

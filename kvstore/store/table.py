@@ -20,6 +20,7 @@ COUNTERS = (
     "read_again_records",
     "damaged_records",
     "quarantined_records",
+    "missing_segments",
     "device_errors",
     "reclaimed_segments",
     "recycled_segments",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from kvstore.store.format import (
     PAGE,
     SEGMENT_HEADER_BYTES,
     TRAILER_BYTES,
-    TRAILER_MAGIC,
     SegmentHeader,
     SegmentIdentity,
     Verdict,
@@ -29,6 +28,8 @@ from kvstore.store.format import (
 from kvstore.store.reader import Checked
 from kvstore.store.segment import COVERED_KINDS, Segment
 from kvstore.store.state import OpenedStore
+
+_Seen = tuple[Footer | None, list[Damage]]
 
 WHAT_RECORD = "record"
 WHAT_SLICES = "table of slices"
@@ -52,16 +53,19 @@ def _verify(
     with store.table.lock:
         numbers, after = _next_numbers(segment, begin, bytes_max)
         places = [segment.place(number) for number in numbers]
+        has_footer = segment.has_footer
     damages: list[Damage] = []
     footer: Footer | None = None
     if file is not None:
         if begin == 0:
             # What memory holds of the file says nothing about the disk.
             file.forget_cached(0, 0)
-        footer, wrong = _footer_of(file, segment.identity)
+        if has_footer:
+            footer, wrong = _looked_at_twice(file, lambda: _footer_of(file, segment.identity))
+            damages += wrong if begin == 0 else []
         if begin == 0:
+            _, wrong = _looked_at_twice(file, lambda: (None, _header_damage(file, segment.identity)))
             damages += wrong
-            damages += _header_damage(file, segment.identity)
     records = store.reader.records(places)
     for place, record in zip(places, records, strict=True):
         key = _key_in(footer, place)
@@ -75,6 +79,15 @@ def _verify(
         damages.append(Damage(place, key, what))
         _quarantine(store, segment, place)
     return Verified(len(places), sum(place.length for place in places), damages, after)
+
+
+def _looked_at_twice(file: DeviceFile, look: Callable[[], _Seen]) -> _Seen:
+    """What a first look finds wrong may have been bent on its way."""
+    found = look()
+    if found[1]:
+        file.forget_cached(0, 0)
+        found = look()
+    return found
 
 
 def _next_numbers(segment: Segment, begin: int, bytes_max: int) -> tuple[list[int], int | None]:
@@ -118,25 +131,25 @@ def _quarantine(store: OpenedStore, segment: Segment, place: Place) -> None:
             store.table.count_locked("damaged_records")
 
 
-def _header_damage(file: DeviceFile, identity: SegmentIdentity) -> Sequence[Damage]:
+def _header_damage(file: DeviceFile, identity: SegmentIdentity) -> list[Damage]:
     header = decode_segment_header(read_fully(file, 0, SEGMENT_HEADER_BYTES))
     is_whole = isinstance(header, SegmentHeader) and header.salt == identity.salt
     return [] if is_whole else [Damage(Place(identity.segment_id, 0, PAGE), b"", WHAT_HEADER)]
 
 
 def _footer_of(file: DeviceFile, identity: SegmentIdentity) -> tuple[Footer | None, list[Damage]]:
-    """The footer of a sealed segment. An unsealed one has none, and ends with whatever an earlier life left."""
+    """The footer of a sealed segment."""
     size = file.size()
-    tail = read_fully(file, max(0, size - TRAILER_BYTES), TRAILER_BYTES)
-    trailer = decode_trailer(tail)
-    if isinstance(trailer, Verdict):
-        # Bytes that are no trailer at all belong to a segment that was never sealed.
-        is_bent = tail[:8] == TRAILER_MAGIC
-        at = max(0, size - TRAILER_BYTES)
-        return None, [Damage(Place(identity.segment_id, at, TRAILER_BYTES), b"", WHAT_FOOTER)] * is_bent
-    offset, salt = trailer
-    if salt != identity.salt or not SEGMENT_HEADER_BYTES <= offset < size:
-        return None, []
+    at = max(0, size - TRAILER_BYTES)
+    trailer = decode_trailer(read_fully(file, at, TRAILER_BYTES))
+    # One of another salt was left by an earlier life: this life's was never written there, or not to the end.
+    if (
+        isinstance(trailer, Verdict)
+        or trailer[1] != identity.salt
+        or not SEGMENT_HEADER_BYTES <= trailer[0] < size
+    ):
+        return None, [Damage(Place(identity.segment_id, at, TRAILER_BYTES), b"", WHAT_FOOTER)]
+    offset = trailer[0]
     extent = footer_extent(read_fully(file, offset, FOOTER_HEADER_BYTES))
     if isinstance(extent, Verdict) or extent > size - offset:
         return None, [Damage(Place(identity.segment_id, offset, size - offset), b"", WHAT_FOOTER)]

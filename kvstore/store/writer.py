@@ -31,11 +31,8 @@ from kvstore.store.format import (
     zeros,
 )
 from kvstore.store.lanes import Lanes, Transfer
-from kvstore.store.segment import TEMPORARY_SUFFIX, Layout, Segment, State, fits, plan_batch
+from kvstore.store.segment import FULL_SHARE, TEMPORARY_SUFFIX, Layout, Segment, State, fits, plan_batch
 from kvstore.types import BlockKey, BytesLike, Checks, Lineage, NamespaceDigest
-
-FULL_SHARE = 64
-"""A segment with less than this part of it unused is full."""
 
 
 @dataclass(slots=True)

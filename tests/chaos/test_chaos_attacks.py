@@ -66,8 +66,16 @@ def test_nothing_acknowledged_is_lost_by_kills(scratch: Path, seed: int) -> None
 
 
 @pytest.mark.slow
-def test_nothing_acknowledged_is_lost_by_kills_of_the_service(seed: int) -> None:
-    assert_clean(kill_service_rounds(5, seed=seed, progress=quiet), 5)
+def test_nothing_acknowledged_is_lost_by_kills_of_the_service(scratch: Path, seed: int) -> None:
+    seen: set[str] = set()
+
+    def look() -> None:
+        seen.update(path.name for path in scratch.glob("kv-*/s/*"))
+
+    outcome = kill_service_rounds(5, seed=seed, scratch=scratch, progress=quiet, check=look)
+    assert_clean(outcome, 5)
+    assert {"identity", "kvstore.sock"} <= seen, "the services work below the scratch folder"
+    assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -94,6 +102,7 @@ def test_a_file_system_that_takes_no_more_refuses_by_name_and_comes_back(scratch
     assert len(tried) == outcome.rounds >= 6
     for name in tried:
         assert outcome.figures[name]["refusals"] > 0
+        assert set(outcome.figures[name]) <= set(outcome.legend), "each figure is explained"
 
 
 @pytest.mark.slow
@@ -101,6 +110,7 @@ def test_a_file_system_that_takes_no_more_refuses_by_name_and_comes_back(scratch
 def test_a_device_that_fails_loses_nothing_and_erases_nothing(scratch: Path, seed: int) -> None:
     outcome = failing_device(seed=seed, scratch=scratch, progress=quiet)
     assert_clean(outcome, 6)
+    assert {name for figures in outcome.figures.values() for name in figures} <= set(outcome.legend)
 
 
 @pytest.mark.slow

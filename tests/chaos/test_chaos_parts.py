@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -128,6 +130,34 @@ def test_the_command_sums_up_in_its_last_line_and_in_its_json(tmp_path: Path) ->
     report = json.loads((tmp_path / "out.json").read_text())
     assert (report["seed"], report["rounds"], report["violations"]) == (5, 150, [])
     assert report["summary"] == summary
+
+
+def test_a_job_that_nobody_waits_for_any_more_ends_with_its_children(tmp_path: Path) -> None:
+    """What it would have gone on to write is not written: the folder can be removed at once."""
+
+    class StoppedError(Exception):
+        pass
+
+    def stop() -> None:
+        if (tmp_path / "store").exists():
+            raise StoppedError
+
+    begun = time.monotonic()
+    with pytest.raises(StoppedError), Nursery(stop) as nursery:
+        nursery.run(write_until_killed, load_arguments(tmp_path))
+    assert time.monotonic() - begun < 5.0
+    assert nursery._process.returncode == 0, "it ended in order, and so after its child"
+    shutil.rmtree(tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_folder_whose_path_is_too_long_for_a_services_sockets_is_refused(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 80)
+    deep.mkdir()
+    done = chaos("kill", "--target", "service", "--rounds", "1", "--dir", str(deep))
+    assert done.returncode == 1
+    assert "a folder with a shorter path" in done.stderr
+    assert list(deep.iterdir()) == []
 
 
 @pytest.mark.parametrize(

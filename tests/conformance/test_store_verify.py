@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -111,12 +113,127 @@ def test_a_damaged_footer_and_a_damaged_segment_header_are_named_and_cost_no_rec
     shelf.bend(ids[1], shelf.path(ids[1]).stat().st_size - 20)
     shelf.bend(ids[1], 100)
     assert [(each.place.segment_id, each.what) for each in shelf.verify()] == [
+        (ids[0], "footer"),
         (ids[1], "footer"),
         (ids[1], "segment header"),
     ]
     assert read_back(shelf.log, shelf.records, shelf.places) == [each.payload for each in shelf.records]
     shelf.reopen()
     assert read_back(shelf.log, shelf.records, shelf.places) == [each.payload for each in shelf.records]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("back", [1, 9, 24, 32])
+def test_a_bent_trailer_is_damage_of_the_footer_wherever_it_is_bent(
+    shelf: Shelf, back: int, again: bool
+) -> None:
+    for segment_id in shelf.log.segment_ids():
+        size = shelf.path(segment_id).stat().st_size
+        shelf.bend(segment_id, size - back)
+        if again:
+            shelf.reopen()
+        assert [(each.place.segment_id, each.what) for each in shelf.verify()] == [(segment_id, "footer")]
+        shelf.bend(segment_id, size - back)
+    assert shelf.verify() == []
+
+
+def test_a_segment_that_was_never_sealed_has_no_footer_to_be_damaged(shelf: Shelf) -> None:
+    """Neither the open one, nor one that a start found after a crash, nor the same one starts later."""
+    record = make_records(5000, 1, size=3328)[0]
+    [place] = shelf.log.append([record])
+    assert shelf.verify() == []
+    crashed = shelf.directory.with_name("crashed")
+    shutil.copytree(shelf.directory, crashed)
+    for _ in range(3):
+        log, recovery = open_log(crashed, budget_bytes=16 * MIB, segment_bytes=MIB, clock=shelf.clock)
+        assert (recovery.damaged_records, recovery.damaged_segments, recovery.missing_segments) == (0, 0, 0)
+        assert place.segment_id in log.segment_ids()
+        for segment_id in log.segment_ids():
+            assert log.verify(segment_id, begin=0, bytes_max=1 << 30).damages == []
+        log.close()
+
+
+def test_a_segment_that_was_sealed_a_moment_ago_has_a_footer_too(shelf: Shelf) -> None:
+    known = set(shelf.log.segment_ids())
+    for number in range(4):
+        shelf.log.append(make_records(5000 + 40 * number, 40, size=10_000))
+    shelf.log.check_integrity()  # what is sealed beside the appends is sealed now
+    sealed = sorted(set(shelf.log.segment_ids()) - known)[0]
+    assert shelf.verify() == []
+    shelf.bend(sealed, shelf.path(sealed).stat().st_size - 32)
+    assert [(each.place.segment_id, each.what) for each in shelf.verify()] == [(sealed, "footer")]
+
+
+def test_a_footer_whose_file_was_never_cut_behind_it_is_no_damage(shelf: Shelf) -> None:
+    """Power may go between the two."""
+    last = shelf.log.segment_ids()[-1]
+    shelf.log.close()
+    size = shelf.path(last).stat().st_size
+    assert size < MIB
+    os.truncate(shelf.path(last), MIB)
+    (shelf.directory / "catalog.mdb").unlink()
+    for _ in range(3):
+        shelf.log, recovery = open_log(
+            shelf.directory, budget_bytes=16 * MIB, segment_bytes=MIB, clock=shelf.clock
+        )
+        assert (recovery.damaged_records, recovery.damaged_segments) == (0, 0)
+        assert shelf.verify() == []
+        shelf.log.close()
+
+
+def test_a_sealed_segment_whose_file_is_gone_is_counted_once(shelf: Shelf) -> None:
+    ids = shelf.log.segment_ids()
+    shelf.log.close()
+    for segment_id in ids[:2]:
+        shelf.path(segment_id).unlink()
+    for missing in (2, 0):
+        shelf.log, recovery = open_log(
+            shelf.directory, budget_bytes=16 * MIB, segment_bytes=MIB, clock=shelf.clock
+        )
+        assert recovery.missing_segments == shelf.log.counters()["missing_segments"] == missing
+        assert recovery.damaged_records == recovery.damaged_segments == 0
+        shelf.log.close()
+
+
+def test_a_segment_that_was_given_up_is_not_missing(shelf: Shelf) -> None:
+    first = shelf.log.segment_ids()[0]
+    shelf.log.discard([place for place in shelf.places if place.segment_id == first])
+    shelf.log.reclaim()
+    assert not shelf.path(first).exists()
+    # The row that calls it dead is still there: it goes with the next write.
+    crashed = shelf.directory.with_name("crashed")
+    shutil.copytree(shelf.directory, crashed)
+    log, recovery = open_log(crashed, budget_bytes=16 * MIB, segment_bytes=MIB, clock=shelf.clock)
+    assert recovery.missing_segments == 0
+    log.close()
+
+
+@pytest.mark.parametrize("lose_index", [False, True])
+def test_a_damaged_header_or_trailer_is_no_lost_record(shelf: Shelf, lose_index: bool) -> None:
+    ids = shelf.log.segment_ids()
+    shelf.log.close()
+    shelf.bend(ids[0], 100)
+    if lose_index:
+        (shelf.directory / "catalog.mdb").unlink()
+    shelf.log, recovery = open_log(
+        shelf.directory, budget_bytes=16 * MIB, segment_bytes=MIB, clock=shelf.clock
+    )
+    assert (recovery.damaged_records, recovery.damaged_segments) == (0, 1)
+    assert recovery.rebuilt == lose_index
+    assert read_back(shelf.log, shelf.records, shelf.places) == [each.payload for each in shelf.records]
+
+
+def test_of_a_segment_that_was_cut_off_each_record_is_counted(shelf: Shelf) -> None:
+    first = shelf.log.segment_ids()[0]
+    inside = [place for place in shelf.places if place.segment_id == first]
+    shelf.log.close()
+    kept = 3
+    os.truncate(shelf.path(first), inside[kept].offset + 10)
+    shelf.log, recovery = open_log(
+        shelf.directory, budget_bytes=16 * MIB, segment_bytes=MIB, clock=shelf.clock
+    )
+    assert (recovery.damaged_records, recovery.damaged_segments) == (len(inside) - kept, 1)
+    assert shelf.verify() == []
 
 
 def test_a_removed_segment_is_that_many_damaged_records(shelf: Shelf) -> None:

@@ -114,9 +114,10 @@ def test_what_a_killed_process_acknowledged_is_found_again(tmp_path: Path) -> No
                 f"seed {seed}, round {round_number}"
             )
         assert None not in got.values(), f"seed {seed}, round {round_number}"
-        assert recovery.damaged_records == 0, f"seed {seed}, round {round_number}"
+        found_wrong = (recovery.damaged_records, recovery.damaged_segments, recovery.missing_segments)
+        assert found_wrong == (0, 0, 0), f"seed {seed}, round {round_number}"
         log.check_integrity()
         log.close()
         first = max(positions.values(), default=0) + 1
-    assert acknowledged > 100 * ROUNDS, f"seed {seed}: only {acknowledged} records were acknowledged"
+    assert acknowledged > 20 * ROUNDS, f"seed {seed}: only {acknowledged} records were acknowledged"
     assert not list(directory.glob("*.tmp"))

@@ -138,6 +138,20 @@ def test_damage_found_online_is_named_and_a_miss_from_then_on(service: ServicePr
     assert "all whole" in again.stdout
 
 
+def test_a_bent_description_is_written_anew_while_the_service_runs(service: ServiceProcess) -> None:
+    _store_blocks(service)
+    _flip(service.directory, b'"geometry"')
+    done = _kvstore("verify", "--socket", str(service.directory), "--json")
+    assert done.returncode == 1, done
+    assert len(json.loads(done.stdout)["damaged"]) == 1
+    again = _kvstore("verify", "--socket", str(service.directory))
+    assert again.returncode == 0, again
+    service.stop()
+    (service.directory / "catalog.mdb").unlink()
+    with ServiceProcess(service.directory) as restarted:
+        assert _held(restarted) == BLOCKS
+
+
 def test_one_verify_at_a_time_and_none_that_never_ends(service: ServiceProcess) -> None:
     _store_blocks(service, count=20 * BLOCKS)
     with grpc.insecure_channel(service.target) as channel:
@@ -184,6 +198,47 @@ def test_a_segment_that_was_cut_off_is_lost_records(service: ServiceProcess) -> 
     assert told["damaged"] == []
     service.start()
     assert 0 < _held(service) < BLOCKS
+
+
+def test_a_segment_whose_file_is_gone_is_told(service: ServiceProcess) -> None:
+    _store_blocks(service)
+    service.stop()
+    max(service.directory.glob("segment-*.log"), key=lambda path: path.stat().st_size).unlink()
+    done = _kvstore("verify", "--dir", str(service.directory))
+    assert done.returncode == 1, done
+    assert "1 segments MISSING" in done.stdout
+    assert "LOST" not in done.stdout
+
+
+def test_an_index_that_had_to_be_rebuilt_is_told(service: ServiceProcess) -> None:
+    _store_blocks(service)
+    service.stop()
+    (service.directory / "catalog.mdb").unlink()
+    copy = service.directory.with_name("copy")
+    shutil.copytree(service.directory, copy, ignore=shutil.ignore_patterns("*.sock"))
+    done = _kvstore("verify", "--dir", str(copy))
+    assert done.returncode == 1, done
+    assert "index REBUILT" in done.stdout
+    assert "last uses are lost" in done.stdout
+    done = _kvstore("verify", "--dir", str(service.directory), "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["index_rebuilt"], told["lost"], told["damaged"]) == (1, True, 0, [])
+    again = _kvstore("verify", "--dir", str(service.directory), "--json")
+    assert (again.returncode, json.loads(again.stdout)["index_rebuilt"]) == (0, False)
+
+
+def test_a_damaged_segment_header_is_not_called_a_lost_record(service: ServiceProcess) -> None:
+    _store_blocks(service)
+    service.stop()
+    segment = max(service.directory.glob("segment-*.log"), key=lambda path: path.stat().st_size)
+    with segment.open("r+b") as file:
+        file.seek(4000)
+        file.write(b"bent")
+    done = _kvstore("verify", "--dir", str(service.directory), "--json")
+    assert done.returncode == 1, done
+    told = json.loads(done.stdout)
+    assert (told["lost"], told["damaged_segments"], told["missing_segments"]) == (0, 1, 0)
+    assert [damage["what"] for damage in told["damaged"]] == ["segment header"]
 
 
 def test_a_rebuilt_index_finds_everything(service: ServiceProcess) -> None:

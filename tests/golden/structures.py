@@ -28,6 +28,9 @@ NAMES = [NAMESPACE, NamespaceDigest(b"m" * 32)]
 FOOTER_OFFSET = 90_112
 USES = [(4352, 500_000), (8928, 500_001)]
 POLICY = "periodic:2048"
+DESCRIBED = catalog.Description(
+    NAMESPACE, KEY, 45, PARENT, 128, Lineage.BOUNDED, Checks(0x12345678, 0xABCDEF, True), b"description", None
+)
 
 
 def head(payload: bytes, *, offset: int, kind: int, cuts: tuple[int, ...] = ()) -> bytes:
@@ -70,6 +73,7 @@ def structures() -> dict[str, bytes]:
         "catalogue row S": catalog.segment_row(catalog.SegmentRow(HOME.salt, 1 << 20, catalog.SEALED)),
         "catalogue row U": catalog.uses_row(HOME.salt, USES),
         "catalogue row P": catalog.policy_row(44, POLICY),
+        "catalogue row N": catalog.description_row(DESCRIBED),
         "a row as LMDB holds it": catalog.seal_value(b"P" + NAMESPACE, catalog.policy_row(44, POLICY)),
     }
 

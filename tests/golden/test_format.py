@@ -87,5 +87,7 @@ def test_the_catalogue_s_rows_are_read() -> None:
     uses = catalog.decode_uses_row(golden("catalogue row U"), salt=given.HOME.salt)
     assert [tuple(row) for row in uses.tolist()] == given.USES
     assert catalog.decode_policy_row(golden("catalogue row P")) == (44, given.POLICY)
+    key = catalog.description_key(given.DESCRIBED)
+    assert catalog.decode_description_row(key, golden("catalogue row N")) == given.DESCRIBED
     held = catalog.open_value(b"P" + given.NAMESPACE, golden("a row as LMDB holds it"))
     assert held == golden("catalogue row P")

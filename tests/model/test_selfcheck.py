@@ -62,6 +62,8 @@ def test_a_model_whose_bits_depend_on_the_tile_gets_a_tile_of_its_own(
 def test_a_model_that_restores_wrongly_fails_at_every_tile(
     monkeypatch: pytest.MonkeyPatch, broken: type, ways: tuple[str, ...]
 ) -> None:
+    # A processor may compute small tiles otherwise, whatever is restored.
+    healthy = {key for key, ok in self_check(_tiny(3), far=()).details.items() if not ok}
     model = _tiny(3)
     plain = Model.restore
 
@@ -76,7 +78,7 @@ def test_a_model_that_restores_wrongly_fails_at_every_tile(
     result = self_check(model, far=())
     assert not result.bit_equal
     assert result.decode_tile == model.decode_tile == TILE
-    assert {key for key, ok in result.details.items() if not ok} == {
+    assert {key for key, ok in result.details.items() if not ok} == healthy | {
         f"{way}/{tile}" for way in ways for tile in (8, 16, 32, 64, 128)
     }
 

@@ -20,7 +20,8 @@ def survivors(device: SimDevice, catalog: Catalog, scenario: Scenario, note: str
         log, recovery = open_sim(device, catalog)
         scenario.owed.check(log, recovery, f"{note}, {attempt} start")
         if not scenario.failed:
-            assert recovery.damaged_records == 0, f"{note}: lost power is called damage"
+            found = (recovery.damaged_records, recovery.damaged_segments, recovery.missing_segments)
+            assert found == (0, 0, 0), f"{note}: lost power is called damage"
         log.check_integrity()
         known = {record.key for record in scenario.owed.must.values()}
         if attempt == "second":

@@ -174,7 +174,14 @@ def test_power_may_go_at_every_call_of_a_short_run() -> None:
         device.crash()
         log, recovery = open_sim(device, catalog)
         scenario.owed.check(log, recovery, f"power cut at call {call}")
-        assert recovery.damaged_records == 0, f"power cut at call {call}: lost power is called damage"
+        found = (recovery.damaged_records, recovery.damaged_segments, recovery.missing_segments)
+        assert found == (0, 0, 0), f"power cut at call {call}: lost power is called damage"
+        for life in range(2):
+            damages = [log.verify(each, begin=0, bytes_max=BUDGET).damages for each in log.segment_ids()]
+            assert not any(damages), f"power cut at call {call}, start {life}: {damages}"
+            log.close()
+            device.kill()
+            log, _ = open_sim(device, catalog)
         log.close()
 
 
@@ -305,6 +312,6 @@ def test_a_header_that_landed_elsewhere_costs_no_record() -> None:
         log, recovery = open_sim(device, fate)
         found = {item.key: item for item in recovery.records}[record.key]
         assert log.read([Wanted(found.place, record.key, record.kind)]) == [record.payload]
-        assert recovery.damaged_records == 1
+        assert (recovery.damaged_records, recovery.damaged_segments) == (0, 1)
         log.close()
         device.kill()

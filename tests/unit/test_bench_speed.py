@@ -109,8 +109,9 @@ def test_storage_answers_with_one_object_and_leaves_nothing(
 def test_small_answers_with_one_object_and_leaves_nothing(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", "small", "--dir", str(disk), "--blocks", "4096", "--passes", "2", "--json"]) == 0
+    code = main(["bench", "small", "--dir", str(disk), "--blocks", "4096", "--passes", "2", "--json"])
     answer = json.loads(capsys.readouterr().out)
+    assert code == (1 if answer["missed"] else 0)
     assert answer["written_per_second"]["median"] > 0
     assert answer["read_per_second"]["median"] > 0
     assert 1.0 <= answer["detail"]["device_bytes_counted_by_log_per_payload_byte"] <= 1.5

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import DeviceError
+from kvstore.store import catalog_child
 from kvstore.store.catalog import LmdbCatalog
 from kvstore.store.catalog_child import ReadRows, read_here, read_in_child
 
@@ -77,10 +78,37 @@ def test_what_kills_the_reader_is_damage_and_the_catalogue_begins_again(folder: 
     again.close()
 
 
-def test_a_reader_that_hangs_is_ended_and_counts_as_damage(folder: Path) -> None:
-    program = folder / "reader.py"
-    program.write_text("import signal\nsignal.pause()\n", encoding="utf-8")
-    assert read_in_child(data_of(folder), program=program, deadline_seconds=0.2) is None
+def test_a_reader_that_hangs_is_ended_twice_and_erases_nothing(folder: Path) -> None:
+    program, begun = folder / "reader.py", folder / "begun"
+    program.write_text(
+        f"import signal\nopen({str(begun)!r}, 'a').write('x')\nsignal.pause()\n", encoding="utf-8"
+    )
+    before = data_of(folder).read_bytes()
+    catalog = LmdbCatalog(
+        folder, read_rows=lambda path: read_in_child(path, program=program, deadline_seconds=0.5)
+    )
+    with pytest.raises(DeviceError, match=r"too slow.*kvstore rebuild-index"):
+        catalog.load()
+    catalog.close()
+    assert begun.read_text() == "xx"
+    assert data_of(folder).read_bytes() == before
+
+
+def test_a_reader_that_is_slow_once_is_given_more_time(folder: Path) -> None:
+    """The first one never ends, and the second ends as the reader does that found everything whole."""
+    program, begun = folder / "reader.py", folder / "begun"
+    program.write_text(
+        "import os, runpy, signal, sys\n"
+        f"if not os.path.exists({str(begun)!r}):\n"
+        f"    open({str(begun)!r}, 'x').close()\n"
+        "    signal.pause()\n"
+        f"sys.argv[0] = {str(catalog_child.PROGRAM)!r}\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n",
+        encoding="utf-8",
+    )
+    # Enough for the second one even on a busy machine, since it gets several times as long.
+    assert read_in_child(data_of(folder), program=program, deadline_seconds=5.0) == ROWS
+    assert begun.exists()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from kvstore.store.format import (
     payload_sums,
     record_span,
 )
+from kvstore.store.lanes import InlineLanes
 from kvstore.store.scan import Scan, scan_segment
 from kvstore.store.segment import plan_batch
 from kvstore.types import BlockKey, Checks, Lineage, NamespaceDigest
@@ -93,7 +94,7 @@ class File:
         assert file is not None
         seen: list[int] = []
         try:
-            return scan_segment(file, NEW, SIZE, progress=seen.append)
+            return scan_segment(file, NEW, SIZE, lanes=InlineLanes(), progress=seen.append)
         finally:
             file.close()
             assert seen == sorted(seen)
