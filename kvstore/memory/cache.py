@@ -1,0 +1,250 @@
+"""Which payloads are in memory: recent ones by their place in the log, least recently used out first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from kvstore.memory.extent import GENERATION_BYTES, PAGE, Extent, Slot, whole_pages
+
+EXTENT_BYTES = 64 << 20
+SLOTS_MIN = 4
+"""In an extent, whatever their size."""
+
+Key = tuple[int, int, int]
+"""A place in the log: segment, offset, length. No other payload ever lies there."""
+
+
+@dataclass(eq=False, slots=True)
+class _Shelf:
+    """The slots of one size of one domain. `idle`: held, unpinned, least recently used first."""
+
+    domain: str
+    slot_bytes: int
+    extents: list[Extent] = field(default_factory=list)
+    free: list[Slot] = field(default_factory=list)
+    idle: OrderedDict[Key, Slot] = field(default_factory=OrderedDict)
+    used: int = 0
+    """The tick of the last use of any of them."""
+
+
+class BlockCache:
+    """Payloads in extents, within `budget_bytes`; one set of extents for each trust domain, since who maps one can read
+    all of it. For one thread, but for the bytes of slots that were begun.
+
+    `on_drop` is told of extents that are given up.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        *,
+        extent_bytes: int = EXTENT_BYTES,
+        on_drop: Callable[[Extent], None] = lambda extent: None,
+    ) -> None:
+        self._budget = budget_bytes
+        self._extent_bytes = extent_bytes
+        self._on_drop = on_drop
+        self._shelves: dict[tuple[str, int], _Shelf] = {}
+        self._held: dict[tuple[str, Key], Slot] = {}
+        self._keys: dict[Slot, Key] = {}
+        self._filling: set[tuple[str, Key]] = set()
+        self._next_number = 1
+        self._ticks = 0
+        self.allocated_bytes = 0
+        self.hits_total = self.misses_total = self.evicted_total = self.refused_total = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(slot.length for slot in self._held.values())
+
+    def find(self, domain: str, key: Key) -> Slot | None:
+        """The slot that holds it, pinned."""
+        slot = self._held.get((domain, key))
+        if slot is None:
+            self.misses_total += 1
+            return None
+        self.hits_total += 1
+        self.pin(slot)
+        return slot
+
+    def begin(self, domain: str, key: Key, *, room_bytes: int) -> Slot | None:
+        """A slot of at least so many bytes to read it into, pinned, its generation odd. None where it is being read by
+        another or there is no room: what is pinned stays. `finish` or `abandon` it."""
+        if (domain, key) in self._filling or (domain, key) in self._held:
+            return None
+        slot_bytes = whole_pages(room_bytes)
+        shelf = self._shelves.setdefault((domain, slot_bytes), _Shelf(domain, slot_bytes))
+        slot = self._take(shelf)
+        if slot is None:
+            self.refused_total += 1
+            return None
+        slot.extent.step(slot.index)
+        slot.pins = 1
+        self._filling.add((domain, key))
+        self._keys[slot] = key
+        return slot
+
+    def finish(self, slot: Slot, *, begin: int, length: int) -> None:
+        """The payload lies there, `begin` bytes behind the slot's beginning. It stays pinned for who began it."""
+        key = self._keys[slot]
+        slot.begin, slot.length = begin, length
+        slot.extent.step(slot.index)
+        self._filling.discard((slot.extent.domain, key))
+        self._held[slot.extent.domain, key] = slot
+        self._use(slot)
+
+    def abandon(self, slot: Slot) -> None:
+        """What was to lie there did not come. Nothing is written into it any more."""
+        key = self._keys.pop(slot)
+        self._filling.discard((slot.extent.domain, key))
+        slot.pins = 0
+        slot.extent.step(slot.index)
+        self._shelf(slot).free.append(slot)
+
+    def pin(self, slot: Slot) -> None:
+        if slot.pins == 0:
+            del self._shelf(slot).idle[self._keys[slot]]
+        slot.pins += 1
+        self._use(slot)
+
+    def unpin(self, slots: Iterable[Slot]) -> None:
+        """Each once for each pin."""
+        for slot in slots:
+            slot.pins -= 1
+            assert slot.pins >= 0
+            if slot.pins:
+                continue
+            key = self._keys[slot]
+            if self._held.get((slot.extent.domain, key)) is slot:
+                self._shelf(slot).idle[key] = slot
+            else:
+                # It was forgotten while somebody read it.
+                self._release(slot)
+
+    def forget(self, domain: str, key: Key) -> None:
+        """It is not to be handed out any more."""
+        slot = self._held.pop((domain, key), None)
+        if slot is not None and slot.pins == 0:
+            del self._shelf(slot).idle[key]
+            self._release(slot)
+
+    def forget_domain(self, domain: str) -> None:
+        for owner, key in [each for each in self._held if each[0] == domain]:
+            self.forget(owner, key)
+
+    def move(self, domain: str, old: Key, new: Key) -> None:
+        """The same payload lies at another place now."""
+        slot = self._held.pop((domain, old), None)
+        if slot is None:
+            return
+        if (domain, new) in self._held or (domain, new) in self._filling:
+            self._held[domain, old] = slot
+            self.forget(domain, old)
+            return
+        if slot.pins == 0:
+            idle = self._shelf(slot).idle
+            del idle[old]
+            idle[new] = slot
+        self._held[domain, new] = slot
+        self._keys[slot] = new
+
+    def check(self) -> None:
+        """Raise AssertionError unless the books add up."""
+        extents = [extent for shelf in self._shelves.values() for extent in shelf.extents]
+        assert self.allocated_bytes == sum(extent.bytes for extent in extents) <= self._budget
+        slots = {slot for extent in extents for slot in extent.slots}
+        free = {slot for shelf in self._shelves.values() for slot in shelf.free}
+        assert free | set(self._keys) == slots
+        assert not free & set(self._keys)
+        assert all(slot.pins == 0 for slot in free)
+        assert {(slot.extent.domain, self._keys[slot]) for slot in self._held.values()} == set(self._held)
+        for shelf in self._shelves.values():
+            assert all(
+                slot.pins == 0 and self._held[shelf.domain, key] is slot for key, slot in shelf.idle.items()
+            )
+        idle = sum(len(shelf.idle) for shelf in self._shelves.values())
+        assert idle == sum(slot.pins == 0 for slot in self._keys)
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+
+    def _shelf(self, slot: Slot) -> _Shelf:
+        return self._shelves[slot.extent.domain, slot.extent.slot_bytes]
+
+    def _use(self, slot: Slot) -> None:
+        self._ticks += 1
+        slot.tick = self._shelf(slot).used = self._ticks
+
+    def _take(self, shelf: _Shelf) -> Slot | None:
+        """A free slot; made, or of what was used least recently, or of a shelf that nobody has used for longer."""
+        if not shelf.free and not self._grow(shelf):
+            oldest = next(iter(shelf.idle.values()), None)
+            stale = self._stalest(shelf)
+            if stale is not None and (oldest is None or stale.used < oldest.tick):
+                self._shrink(stale)
+                self._grow(shelf)
+            elif oldest is not None:
+                self._evict(shelf, next(iter(shelf.idle)))
+        return shelf.free.pop() if shelf.free else None
+
+    def _grow(self, shelf: _Shelf) -> bool:
+        """Where the budget has room for another extent; a smaller one at its end."""
+        room = min(self._budget - self.allocated_bytes, max(self._extent_bytes, SLOTS_MIN * shelf.slot_bytes))
+        slots = (room - PAGE) // (shelf.slot_bytes + GENERATION_BYTES)
+        # A page more or less of generations.
+        while slots > 0 and whole_pages(GENERATION_BYTES * slots) + slots * shelf.slot_bytes > room:
+            slots -= 1
+        if slots < SLOTS_MIN:
+            return False
+        try:
+            extent = Extent(self._next_number, domain=shelf.domain, slot_bytes=shelf.slot_bytes, slots=slots)
+        except OSError:
+            # The system has less than the budget: what there is goes on.
+            return False
+        self._next_number += 1
+        self.allocated_bytes += extent.bytes
+        shelf.extents.append(extent)
+        shelf.free += reversed(extent.slots)
+        return True
+
+    def _stalest(self, but: _Shelf) -> _Shelf | None:
+        """Another shelf with an extent in which nothing is pinned."""
+        others = [
+            each
+            for each in self._shelves.values()
+            if each is not but
+            and any(all(slot.pins == 0 for slot in extent.slots) for extent in each.extents)
+        ]
+        return min(others, key=lambda each: each.used, default=None)
+
+    def _shrink(self, shelf: _Shelf) -> None:
+        """Give up the unpinned extent whose newest use is the oldest."""
+        unpinned = [extent for extent in shelf.extents if all(slot.pins == 0 for slot in extent.slots)]
+        extent = min(unpinned, key=lambda each: max(slot.tick for slot in each.slots))
+        for slot in extent.slots:
+            key = self._keys.get(slot)
+            if key is not None:
+                self._evict(shelf, key)
+        gone = set(extent.slots)
+        shelf.free = [slot for slot in shelf.free if slot not in gone]
+        shelf.extents.remove(extent)
+        self.allocated_bytes -= extent.bytes
+        self._on_drop(extent)
+        extent.close()
+
+    def _evict(self, shelf: _Shelf, key: Key) -> None:
+        slot = shelf.idle.pop(key)
+        del self._held[shelf.domain, key]
+        self.evicted_total += 1
+        self._release(slot)
+
+    def _release(self, slot: Slot) -> None:
+        """Its generation moves on at once: who still reads it without a right to learns so."""
+        del self._keys[slot]
+        slot.extent.step(slot.index)
+        slot.extent.step(slot.index)
+        self._shelf(slot).free.append(slot)
