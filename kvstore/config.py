@@ -126,6 +126,12 @@ class ServiceConfig:
     staging: int = _option(
         0, parse_size, "host memory for bytes on their way to disk; 0: a twentieth of memory", high=MAX_BYTES
     )
+    cache: int = _option(
+        0,
+        parse_size,
+        "host memory for recent blocks, which clients may map; 0: a tenth of memory",
+        high=MAX_BYTES,
+    )
     retention: float = _option(72 * 3600.0, parse_time, "how long a block lives since its last use", low=1)
     states_share: float = _option(0.3, parse_fraction, "largest share of the disk budget for window states")
     policy: str = _option(
@@ -174,6 +180,10 @@ class ServiceConfig:
     @property
     def staging_bytes(self) -> int:
         return self.staging or _memory_bytes() // 20
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.cache or _memory_bytes() // 10
 
 
 _KINDS: dict[Callable[..., Any], str] = {

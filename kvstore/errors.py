@@ -41,6 +41,12 @@ class InvalidArgument(KvstoreError):
     code = "INVALID_ARGUMENT"
 
 
+class MemoryUnavailable(KvstoreError):
+    """The service has no memory that this session could map; the same bytes come by Fetch."""
+
+    code = "MEMORY_UNAVAILABLE"
+
+
 class UnknownNamespace(KvstoreError):
     code = "UNKNOWN_NAMESPACE"
 
@@ -144,6 +150,7 @@ ALL_ERRORS: dict[str, type[KvstoreError]] = {
     for cls in (
         KvstoreError,
         InvalidArgument,
+        MemoryUnavailable,
         UnknownNamespace,
         UnknownLease,
         UnknownReservation,

@@ -4,6 +4,7 @@ from kvstore_client.client import CacheClient, Lookup
 from kvstore_client.flight import Flight
 from kvstore_client.handoff import HandoffTake
 from kvstore_client.lease import Lease
+from kvstore_client.mapped import MappedItem
 from kvstore_client.reservation import Reservation
 from kvstore_client.values import (
     Alternative,
@@ -37,6 +38,7 @@ __all__ = [
     "HandoffTake",
     "Lease",
     "Lookup",
+    "MappedItem",
     "OpenedNamespace",
     "Plan",
     "Reservation",

@@ -18,6 +18,7 @@ from kvstore_client.flight import Flight
 from kvstore_client.handoff import HandoffTake, handoff_frames, read_handoff
 from kvstore_client.lease import Lease
 from kvstore_client.link import Connection, Link
+from kvstore_client.mapped import MappedItem
 from kvstore_client.messages import (
     count,
     from_costs,
@@ -243,6 +244,19 @@ class CacheClient:
         `verify=False` gives up the check of the payloads here; the service has checked them when it read them.
         """
         return lease.fetch(first_block=first_block, block_count=block_count, state=state, verify=verify)
+
+    def map(
+        self, lease: Lease, *, first_block: int, block_count: int, state: bool, verify: bool = True
+    ) -> Iterator[MappedItem]:
+        """What `fetch` brings, in its order, where it lies in the service's memory: nothing is copied, and nothing is
+        checked before the item is asked to. What cannot lie there comes by Fetch, checked; without such memory everything
+        does, and the items are the same to use.
+
+        An item that turned out gone or damaged in the store has payload None. Raises DamagedBytes where the service says
+        what cannot be, Unavailable where it breaks the session's rules, and otherwise as `fetch`. `verify=False` gives up
+        the checksums, never the look whether the bytes are the item's still.
+        """
+        return lease.map(first_block=first_block, block_count=block_count, state=state, verify=verify)
 
     def fetch_slices(
         self,

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 from kvstore.errors import (
+    DamagedBytes,
     InvalidArgument,
     LimitExceeded,
+    MemoryUnavailable,
     UnknownLease,
 )
 from kvstore.profile.layout import SLICES_MAX, layer_slices
 from kvstore.types import StateSource
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.link import Connection, Link
+from kvstore_client.mapped import MappedItem
+from kvstore_client.mapping import mapped_items, private_item
+from kvstore_client.memory import Memory
 from kvstore_client.messages import count
 from kvstore_client.profiles import Profiles
 from kvstore_client.reading import Frames, cut_block, read_items, read_slices
@@ -83,8 +88,58 @@ class Lease:
         request = pb.FetchRequest(
             lease_id=self.id, first_block=first_block, block_count=block_count, state=state
         )
-        frames = self._frames(request, items=block_count + len(places))
+        frames = self._stream("Fetch", request, items=block_count + len(places))
         return read_items(frames, Whole(first_block, block_count, places), verify=verify)
+
+    def map(self, *, first_block: int, block_count: int, state: bool, verify: bool) -> Iterator[MappedItem]:
+        """See CacheClient.map."""
+        _check_asked(first_block, block_count, state=state)
+        wanted = Whole(first_block, block_count, self._state_places(wanted=state))
+        memory = self._connection.session.memory
+        if memory.refused:
+            return self._fetched(wanted, 0, len(wanted), verify=verify)
+        request = pb.MapRequest(
+            lease_id=self.id, first_block=first_block, block_count=block_count, state=state
+        )
+        replies = self._stream("Map", request, items=len(wanted))
+        return self._mapped(replies, wanted, memory, verify=verify)
+
+    def _mapped(
+        self, replies: Generator[pb.MapReply, None, None], wanted: Whole, memory: Memory, *, verify: bool
+    ) -> Generator[MappedItem, None, None]:
+        seen = 0
+        with closing(replies):
+            try:
+                for reply in replies:
+                    items = mapped_items(reply, wanted, seen, find=memory.find, verify=verify)
+                    for begin, end in _runs(items):
+                        if items[begin] is None:
+                            yield from self._fetched(wanted, seen + begin, seen + end, verify=verify)
+                        else:
+                            yield from cast("list[MappedItem]", items[begin:end])
+                    seen += len(items)
+            except MemoryUnavailable:
+                memory.refused = True
+        if seen == len(wanted):
+            return
+        if not memory.refused:
+            raise DamagedBytes(
+                "the map ended early", field="items", value=seen, allowed=f"{len(wanted)} items"
+            )
+        yield from self._fetched(wanted, seen, len(wanted), verify=verify)
+
+    def _fetched(
+        self, wanted: Whole, begin: int, end: int, *, verify: bool
+    ) -> Generator[MappedItem, None, None]:
+        """Numbers [begin, end) of the wanted items by one Fetch, which brings the state's items all or none."""
+        blocks = max(min(end, wanted.block_count) - begin, 0)
+        items = self.fetch(
+            first_block=wanted.first_block + begin if blocks else 0,
+            block_count=blocks,
+            state=end > wanted.block_count,
+            verify=verify,
+        )
+        return _private_items(items, min(begin, wanted.block_count), begin, end)
 
     def fetch_slices(
         self, *, first_block: int, block_count: int, state: bool, slices: int, verify: bool
@@ -100,7 +155,7 @@ class Lease:
         request = pb.FetchRequest(
             lease_id=self.id, first_block=first_block, block_count=block_count, state=state, slices=slices
         )
-        frames = self._frames(request, items=len(places) + block_count)
+        frames = self._stream("Fetch", request, items=len(places) + block_count)
         wanted = Sliced(first_block, block_count, cuts, places)
         return self._slices_or_whole(frames, wanted, verify=verify)
 
@@ -130,7 +185,9 @@ class Lease:
             for item in items[: wanted.block_count]:
                 yield cut_block(item, number, cut)
 
-    def _frames(self, request: pb.FetchRequest, *, items: int) -> Frames:
+    def _stream(
+        self, name: str, request: pb.FetchRequest | pb.MapRequest, *, items: int
+    ) -> Generator[Any, None, None]:
         link, connection = self._link, self._connection
         if self._released:
             raise UnknownLease(
@@ -144,13 +201,39 @@ class Lease:
                 allowed="a new lookup",
             )
         timeout = link.deadlines.fetch + items * link.deadlines.fetch_per_item
-        return link.stream(connection, "Fetch", request, timeout=timeout)
+        return link.stream(connection, name, request, timeout=timeout)
 
     def _state_places(self, *, wanted: bool) -> tuple[Place, ...]:
         if not wanted:
             return ()
         rows = self._plan.state_source is StateSource.ROWS
         return state_places(self._plan, self._profiles.get(self._namespace) if rows else None)
+
+
+def _runs(items: Sequence[MappedItem | None]) -> Iterator[tuple[int, int]]:
+    """Where neighbours that are mapped, or that are not, begin and end."""
+    begin = 0
+    # The rule is one run of all of them, which is found without a step for each.
+    while begin < len(items):
+        if None not in items:
+            end = len(items)
+        else:
+            mapped = items[begin] is not None
+            end = begin + 1
+            while end < len(items) and (items[end] is not None) is mapped:
+                end += 1
+        yield begin, end
+        begin = end
+
+
+def _private_items(
+    items: Iterator[FetchedItem], first: int, begin: int, end: int
+) -> Generator[MappedItem, None, None]:
+    """Numbers [begin, end) of items that are counted from `first` on."""
+    with closing(cast("Generator[FetchedItem, None, None]", items)) as found:
+        for number, item in enumerate(found, first):
+            if begin <= number < end:
+                yield private_item(item)
 
 
 def _check_asked(first_block: int, block_count: int, *, state: bool = False) -> None:

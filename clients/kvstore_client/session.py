@@ -1,4 +1,5 @@
-"""The client's end of the session socket: it gives the session's number, and its end is the end of the session."""
+"""The client's end of the session socket: it gives the session's number and memory to read, and its end is the end of the
+session."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import TypeGuard
 
 from kvstore.clock import Clock
 from kvstore.errors import ALL_ERRORS, KvstoreError, Unavailable
+from kvstore_client.memory import Memory
 
 PROTOCOL = 1
 HELLO_BYTES_MAX = 4096
@@ -24,6 +26,7 @@ class Session:
         # Without a timeout of its own: a socket with one waits for it in every recv, whatever the flags say.
         connection.setblocking(False)
         self._connection = connection
+        self.memory = Memory(connection)
         self.number = number
         self.boot = boot
         _open_sessions.add(self)
@@ -31,25 +34,27 @@ class Session:
     def alive(self) -> bool:
         """False once the service has ended the session or is gone. Waits for nothing; any thread may ask."""
         try:
-            # The service says nothing after its hello: whatever can be read here is the end, or not ours.
-            self._connection.recv(1, socket.MSG_PEEK)
+            waiting = self._connection.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return True
         except OSError:
             return False
-        return False
+        # After its hello the service speaks of memory only; the end may lie behind that.
+        return bool(waiting) and self.memory.read()
 
     def close(self) -> None:
         """End the session: the service gives back all that it holds. Closing twice does nothing."""
         _open_sessions.discard(self)
         self._connection.close()
+        self.memory.close()
 
 
 _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    # A copy of the descriptor in a forked child would keep the session open after its owner's death.
+    # A copy of the descriptor in a forked child would keep the session open after its owner's death, and a mapping the
+    # service's memory.
     for session in list(_open_sessions):
         session.close()
 

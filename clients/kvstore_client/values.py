@@ -14,9 +14,9 @@ from kvstore.types import Exactness, ItemKind, Lineage, StateSource
 class Deadlines:
     """How long each kind of call may take, in seconds. Every call has one; past it the call raises Unavailable.
 
-    connect: reaching the service and getting a session. lookup: beside the time that it is told to wait. fetch and write
-    grow with what they move: by fetch_per_item for each block, state or block's rows asked for, by write_per_mib for each
-    MiB given. release: also for aborting, confirming and ending flights, which are only hints, since the service gives
+    connect: reaching the service and getting a session. lookup: beside the time that it is told to wait. fetch (of a map
+    too) and write grow with what they move: by fetch_per_item for each block, state or block's rows asked for, by
+    write_per_mib for each MiB given. release: also for aborting, confirming and ending flights, which are only hints, since the service gives
     everything back by itself. probe: how long a service that failed may take to show that it lives. pause_first,
     pause_most: after a failure to reach the service, calls are refused at once for pause_first, doubling with each
     further failure up to pause_most; 0 for both switches that off.

@@ -39,6 +39,14 @@ class Whole:
             return Place(ItemKind.BLOCK, self.first_block + number)
         return self.state[number - self.block_count]
 
+    def columns(self, begin: int, end: int) -> tuple[list[ItemKind], list[int]]:
+        """Kinds and indexes of what comes as numbers [begin, end), which are not too many."""
+        last = min(end, self.block_count)
+        state = self.state[max(begin - self.block_count, 0) : max(end - self.block_count, 0)]
+        kinds = [ItemKind.BLOCK] * (last - begin) + [place.kind for place in state]
+        indexes = [*range(self.first_block + begin, self.first_block + last), *(each.index for each in state)]
+        return kinds, indexes
+
 
 @dataclass(frozen=True, slots=True)
 class Sliced:

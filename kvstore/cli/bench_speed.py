@@ -53,8 +53,8 @@ def register(
 def run_storage(args: argparse.Namespace) -> int:
     check_json_target(args)
     size = parse_size(args.size, name="--size")
-    _refuse_outside("--size", size, SIZE_MIN, SIZE_MAX)
-    _refuse_outside("--pairs", args.pairs, 1, PAIRS_MAX)
+    refuse_outside("--size", size, SIZE_MIN, SIZE_MAX)
+    refuse_outside("--pairs", args.pairs, 1, PAIRS_MAX)
     seed = secrets.randbits(32) if args.seed is None else args.seed
 
     def work(check: Check) -> storage.Rates:
@@ -69,8 +69,8 @@ def run_storage(args: argparse.Namespace) -> int:
 
 def run_small(args: argparse.Namespace) -> int:
     check_json_target(args)
-    _refuse_outside("--blocks", args.blocks, 1, BLOCKS_MAX)
-    _refuse_outside("--passes", args.passes, 1, PAIRS_MAX)
+    refuse_outside("--blocks", args.blocks, 1, BLOCKS_MAX)
+    refuse_outside("--passes", args.passes, 1, PAIRS_MAX)
     seed = secrets.randbits(32) if args.seed is None else args.seed
 
     def work(check: Check) -> small.Passes:
@@ -95,7 +95,7 @@ def scratch(beside: Path | None) -> Iterator[Path]:
         shutil.rmtree(directory)
 
 
-def _refuse_outside(field: str, value: int, low: int, high: int) -> None:
+def refuse_outside(field: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise InvalidArgument(
             "not a size that can be measured", field=field, value=value, allowed=f"{low} to {high}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from kvstore.core import leaving, lookup, recovery, writing
 from kvstore.core.audit import check_integrity, statistics
@@ -58,9 +58,11 @@ class Core:
         default_policy: str = DEFAULT_POLICY,
         limits: Limits | None = None,
         states_share_bytes: int = UNBOUNDED_BYTES,
+        on_lease_end: Callable[[int], None] = lambda lease_id: None,
     ) -> None:
         """`states_share_bytes`: the disk's share for states; a policy that keeps more of one prompt of the longest length
-        (`limits.prompt_tokens`) is refused."""
+        (`limits.prompt_tokens`) is refused. `on_lease_end` is told of each lease once, whichever way it ends, and must not
+        raise."""
         limits = limits or Limits()
         self._live = Live(
             pool=pool,
@@ -71,6 +73,7 @@ class Core:
             reservation_seconds=reservation_seconds,
             default_policy=default_policy,
             share=StatesShare(states_share_bytes, limits.prompt_tokens),
+            on_lease_end=on_lease_end,
         )
 
     @property
@@ -213,6 +216,11 @@ class Core:
         return lookup.fetch_list(
             self._live, lease, first_block=first_block, block_count=block_count, want_state=want_state
         )
+
+    def fetch_places(self, lease: Lease, *, first_block: int, block_count: int) -> list[tuple[int, int, int]]:
+        """Where these blocks lie, for who asks about thousands of them; as plain tuples, each equal to its Place. It ends
+        before the first one that was lost. Raises as `fetch_list`; places hold as long."""
+        return lookup.fetch_places(self._live, lease, first_block=first_block, block_count=block_count)
 
     def check_fetch(self, lease: Lease, *, first_block: int, block_count: int, want_state: bool) -> None:
         """Raise InvalidArgument as `fetch_list` does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,7 @@ class Live:
         reservation_seconds: float,
         default_policy: str,
         share: StatesShare,
+        on_lease_end: Callable[[int], None],
     ) -> None:
         self.pool = pool
         self.limits = limits
@@ -75,6 +76,7 @@ class Live:
             most_per_session=limits.reservations_per_session,
             most_items=limits.reserved_items_in_all,
         )
+        self._on_lease_end = on_lease_end
         self.totals: Counter[str] = Counter()
         self.block_bytes = 0
         self.bounded_blocks = 0
@@ -243,6 +245,7 @@ class Live:
                 self.pool.unpin(lease.pool_pin, now=now_mono)
             for _, _, entry in lease.states:
                 entry.leases -= 1
+            self._on_lease_end(lease.lease_id)
 
     # ---- last uses ------------------------------------------------------------------------------------------
 

@@ -105,6 +105,18 @@ def fetch_list(
     return items
 
 
+def fetch_places(
+    live: Live, lease: Lease, *, first_block: int, block_count: int
+) -> list[tuple[int, int, int]]:
+    """See Core.fetch_places."""
+    check_fetch(lease, first_block=first_block, block_count=block_count, want_state=False)
+    slots = lease.slots[first_block : min(first_block + block_count, lease.intact)]
+    if not slots:
+        return []
+    segment, offset, length = live.index.segment, live.index.offset, live.place(slots[0]).length
+    return [(segment[slot], offset[slot], length) for slot in slots]
+
+
 def check_fetch(lease: Lease, *, first_block: int, block_count: int, want_state: bool) -> None:
     """See Core.check_fetch."""
     if not 0 <= first_block <= lease.blocks:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from kvstore.memory.extent import GENERATION_BYTES, PAGE, Extent, Slot, whole_pages
 
@@ -12,8 +13,13 @@ EXTENT_BYTES = 64 << 20
 SLOTS_MIN = 4
 """In an extent, whatever their size."""
 
+SLOTS_MAX = 4096
+"""To make more of them at once would hold up everybody else for milliseconds."""
+
 Key = tuple[int, int, int]
-"""A place in the log: segment, offset, length. No other payload ever lies there."""
+"""A place in the log: segment, offset, length. No other payload ever lies there, whatever its domain."""
+
+K = TypeVar("K", bound=Key)
 
 
 @dataclass(eq=False, slots=True)
@@ -47,37 +53,50 @@ class BlockCache:
         self._extent_bytes = extent_bytes
         self._on_drop = on_drop
         self._shelves: dict[tuple[str, int], _Shelf] = {}
-        self._held: dict[tuple[str, Key], Slot] = {}
+        self._held: dict[Key, Slot] = {}
         self._keys: dict[Slot, Key] = {}
-        self._filling: set[tuple[str, Key]] = set()
+        self._filling: dict[Key, Slot] = {}
+        self._doomed: set[Slot] = set()
+        """Begun, and forgotten before they were finished."""
         self._next_number = 1
         self._ticks = 0
-        self.allocated_bytes = 0
+        self.allocated_bytes = self.held_bytes = 0
         self.hits_total = self.misses_total = self.evicted_total = self.refused_total = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
     @property
-    def held_bytes(self) -> int:
-        return sum(slot.length for slot in self._held.values())
+    def budget_bytes(self) -> int:
+        return self._budget
 
     def find(self, domain: str, key: Key) -> Slot | None:
         """The slot that holds it, pinned."""
-        slot = self._held.get((domain, key))
-        if slot is None:
+        slot = self._held.get(key)
+        if slot is None or slot.extent.domain != domain:
             self.misses_total += 1
             return None
         self.hits_total += 1
-        self.pin(slot)
+        self.pin((slot,))
         return slot
+
+    def find_all(self, domain: str, keys: Iterable[Key]) -> list[Slot] | None:
+        """The slots that hold them, in order and not pinned; None, and nothing counted, unless all are held."""
+        try:
+            slots = list(map(self._held.__getitem__, keys))
+        except KeyError:
+            return None
+        if any(extent.domain != domain for extent in {slot.extent for slot in slots}):
+            return None
+        self.hits_total += len(slots)
+        return slots
 
     def begin(self, domain: str, key: Key, *, room_bytes: int) -> Slot | None:
         """A slot of at least so many bytes to read it into, pinned, its generation odd. None where it is being read by
         another or there is no room: what is pinned stays. `finish` or `abandon` it."""
-        if (domain, key) in self._filling or (domain, key) in self._held:
+        if key in self._filling or key in self._held:
             return None
-        slot_bytes = whole_pages(room_bytes)
+        slot_bytes = whole_pages(max(room_bytes, 1))
         shelf = self._shelves.setdefault((domain, slot_bytes), _Shelf(domain, slot_bytes))
         slot = self._take(shelf)
         if slot is None:
@@ -85,73 +104,92 @@ class BlockCache:
             return None
         slot.extent.step(slot.index)
         slot.pins = 1
-        self._filling.add((domain, key))
+        slot.extent.pinned += 1
+        self._filling[key] = slot
         self._keys[slot] = key
         return slot
 
     def finish(self, slot: Slot, *, begin: int, length: int) -> None:
-        """The payload lies there, `begin` bytes behind the slot's beginning. It stays pinned for who began it."""
+        """The payload lies there, `begin` bytes behind the slot's beginning. It stays pinned for who began it. What was
+        forgotten meanwhile is not found by others, and goes when nobody pins it any more."""
         key = self._keys[slot]
         slot.begin, slot.length = begin, length
         slot.extent.step(slot.index)
-        self._filling.discard((slot.extent.domain, key))
-        self._held[slot.extent.domain, key] = slot
+        del self._filling[key]
+        if slot in self._doomed:
+            self._doomed.remove(slot)
+            return
+        self._held[key] = slot
+        self.held_bytes += length
         self._use(slot)
 
     def abandon(self, slot: Slot) -> None:
         """What was to lie there did not come. Nothing is written into it any more."""
-        key = self._keys.pop(slot)
-        self._filling.discard((slot.extent.domain, key))
+        del self._filling[self._keys.pop(slot)]
+        self._doomed.discard(slot)
         slot.pins = 0
+        slot.extent.pinned -= 1
         slot.extent.step(slot.index)
         self._shelf(slot).free.append(slot)
 
-    def pin(self, slot: Slot) -> None:
-        if slot.pins == 0:
-            del self._shelf(slot).idle[self._keys[slot]]
-        slot.pins += 1
-        self._use(slot)
+    def pin(self, slots: Iterable[Slot]) -> None:
+        """They are used now, and stay until they are unpinned. Each holds something."""
+        self._ticks = tick = self._ticks + 1
+        keys = self._keys
+        extent, shelf = None, None
+        # Thousands of a prompt at a time: neighbours are mostly of one extent.
+        for slot in slots:
+            if slot.extent is not extent or shelf is None:
+                extent, shelf = slot.extent, self._shelf(slot)
+                shelf.used = tick
+            if slot.pins == 0:
+                del shelf.idle[keys[slot]]
+                extent.pinned += 1
+            slot.pins += 1
+            slot.tick = tick
 
     def unpin(self, slots: Iterable[Slot]) -> None:
-        """Each once for each pin."""
+        """Each once for each pin. Of those that were used together the first ones here go first."""
         for slot in slots:
             slot.pins -= 1
             assert slot.pins >= 0
             if slot.pins:
                 continue
+            slot.extent.pinned -= 1
             key = self._keys[slot]
-            if self._held.get((slot.extent.domain, key)) is slot:
+            if self._held.get(key) is slot:
                 self._shelf(slot).idle[key] = slot
             else:
                 # It was forgotten while somebody read it.
                 self._release(slot)
 
-    def forget(self, domain: str, key: Key) -> None:
-        """It is not to be handed out any more."""
-        slot = self._held.pop((domain, key), None)
-        if slot is not None and slot.pins == 0:
-            del self._shelf(slot).idle[key]
-            self._release(slot)
+    def forget(self, keys: Iterable[Key]) -> None:
+        """They are not to be handed out any more. Who pins one keeps it until then."""
+        for key in keys:
+            slot = self._held.pop(key, None)
+            if slot is None:
+                if (filling := self._filling.get(key)) is not None:
+                    self._doomed.add(filling)
+                continue
+            self.held_bytes -= slot.length
+            if slot.pins == 0:
+                del self._shelf(slot).idle[key]
+                self._release(slot)
 
-    def forget_domain(self, domain: str) -> None:
-        for owner, key in [each for each in self._held if each[0] == domain]:
-            self.forget(owner, key)
-
-    def move(self, domain: str, old: Key, new: Key) -> None:
-        """The same payload lies at another place now."""
-        slot = self._held.pop((domain, old), None)
-        if slot is None:
-            return
-        if (domain, new) in self._held or (domain, new) in self._filling:
-            self._held[domain, old] = slot
-            self.forget(domain, old)
-            return
-        if slot.pins == 0:
-            idle = self._shelf(slot).idle
-            del idle[old]
-            idle[new] = slot
-        self._held[domain, new] = slot
-        self._keys[slot] = new
+    def move(self, moves: Mapping[K, K]) -> None:
+        """The same payloads lie at other places now. Nothing is held under the new ones."""
+        for old in moves.keys() & self._held.keys():
+            new, slot = moves[old], self._held.pop(old)
+            if slot.pins == 0:
+                idle = self._shelf(slot).idle
+                del idle[old]
+                idle[new] = slot
+            self._held[new] = slot
+            self._keys[slot] = new
+        for old in moves.keys() & self._filling.keys():
+            new, slot = moves[old], self._filling.pop(old)
+            self._filling[new] = slot
+            self._keys[slot] = new
 
     def check(self) -> None:
         """Raise AssertionError unless the books add up."""
@@ -162,10 +200,16 @@ class BlockCache:
         assert free | set(self._keys) == slots
         assert not free & set(self._keys)
         assert all(slot.pins == 0 for slot in free)
-        assert {(slot.extent.domain, self._keys[slot]) for slot in self._held.values()} == set(self._held)
+        assert all(self._keys[slot] == key for key, slot in (self._held | self._filling).items())
+        assert not self._held.keys() & self._filling.keys()
+        assert self._doomed <= set(self._filling.values())
+        assert self.held_bytes == sum(slot.length for slot in self._held.values())
+        for extent in extents:
+            assert extent.pinned == sum(slot.pins > 0 for slot in extent.slots)
         for shelf in self._shelves.values():
             assert all(
-                slot.pins == 0 and self._held[shelf.domain, key] is slot for key, slot in shelf.idle.items()
+                slot.pins == 0 and self._held[key] is slot and slot.extent.domain == shelf.domain
+                for key, slot in shelf.idle.items()
             )
         idle = sum(len(shelf.idle) for shelf in self._shelves.values())
         assert idle == sum(slot.pins == 0 for slot in self._keys)
@@ -193,13 +237,15 @@ class BlockCache:
 
     def _grow(self, shelf: _Shelf) -> bool:
         """Where the budget has room for another extent; a smaller one at its end."""
-        room = min(self._budget - self.allocated_bytes, max(self._extent_bytes, SLOTS_MIN * shelf.slot_bytes))
-        slots = (room - PAGE) // (shelf.slot_bytes + GENERATION_BYTES)
+        least = PAGE + SLOTS_MIN * shelf.slot_bytes
+        room = min(self._budget - self.allocated_bytes, max(self._extent_bytes, least))
+        slots = room // (shelf.slot_bytes + GENERATION_BYTES)
         # A page more or less of generations.
         while slots > 0 and whole_pages(GENERATION_BYTES * slots) + slots * shelf.slot_bytes > room:
             slots -= 1
         if slots < SLOTS_MIN:
             return False
+        slots = min(slots, SLOTS_MAX)
         try:
             extent = Extent(self._next_number, domain=shelf.domain, slot_bytes=shelf.slot_bytes, slots=slots)
         except OSError:
@@ -216,14 +262,13 @@ class BlockCache:
         others = [
             each
             for each in self._shelves.values()
-            if each is not but
-            and any(all(slot.pins == 0 for slot in extent.slots) for extent in each.extents)
+            if each is not but and any(extent.pinned == 0 for extent in each.extents)
         ]
         return min(others, key=lambda each: each.used, default=None)
 
     def _shrink(self, shelf: _Shelf) -> None:
         """Give up the unpinned extent whose newest use is the oldest."""
-        unpinned = [extent for extent in shelf.extents if all(slot.pins == 0 for slot in extent.slots)]
+        unpinned = [extent for extent in shelf.extents if extent.pinned == 0]
         extent = min(unpinned, key=lambda each: max(slot.tick for slot in each.slots))
         for slot in extent.slots:
             key = self._keys.get(slot)
@@ -238,7 +283,8 @@ class BlockCache:
 
     def _evict(self, shelf: _Shelf, key: Key) -> None:
         slot = shelf.idle.pop(key)
-        del self._held[shelf.domain, key]
+        del self._held[key]
+        self.held_bytes -= slot.length
         self.evicted_total += 1
         self._release(slot)
 

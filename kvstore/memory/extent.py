@@ -46,6 +46,8 @@ class Extent:
         except BaseException:
             os.close(self.descriptor)
             raise
+        self.pinned = 0
+        """Slots in use by somebody; their owner counts."""
         self._view = memoryview(memory)
         self._generations = self._view[: GENERATION_BYTES * slots].cast("Q")
         self.slots = [Slot(self, index) for index in range(slots)]
@@ -71,9 +73,9 @@ class Extent:
 
 class Slot:
     """One slot of an extent. `payload`: where what it holds lies in its pages; empty until there is something. `pins`: who
-    reads it or reads into it; it is not used again meanwhile."""
+    reads it or reads into it; it is not used again meanwhile. `about`: what its owner notes of it."""
 
-    __slots__ = ("begin", "extent", "index", "length", "pins", "tick")
+    __slots__ = ("about", "begin", "extent", "index", "length", "pins", "tick")
 
     def __init__(self, extent: Extent, index: int) -> None:
         self.extent = extent
@@ -81,6 +83,7 @@ class Slot:
         self.begin = self.length = 0
         self.pins = 0
         self.tick = 0
+        self.about: object = None
 
     @property
     def pages(self) -> memoryview:

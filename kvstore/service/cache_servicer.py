@@ -17,6 +17,7 @@ from kvstore.service.fetch_calls import FetchCalls
 from kvstore.service.frames import Incoming, Receiver
 from kvstore.service.handoff_calls import HandoffCalls
 from kvstore.service.lookup_calls import LookupCalls
+from kvstore.service.map_calls import MapCalls
 from kvstore.service.session import SESSION_METADATA, Session
 from kvstore.service.status import Context, answering
 from kvstore.service.uploads import Upload
@@ -32,6 +33,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._handoffs = HandoffCalls(engine)
         self._lookups = LookupCalls(engine)
         self._fetches = FetchCalls(engine)
+        self._maps = MapCalls(engine)
 
     def check_ready(self) -> None:
         self._engine.check_ready()
@@ -76,6 +78,11 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:
         with self._engine.activity.transfer():
             await self._fetches.fetch(request, self._session(context), context)
+
+    @answering
+    async def Map(self, request: pb.MapRequest, context: Context) -> None:
+        with self._engine.activity.transfer():
+            await self._maps.map(request, self._session(context), context)
 
     # ---- writing ------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 
+from kvstore.core import Lease
+from kvstore.errors import UnknownLease
+from kvstore.service.engine import Engine
 from kvstore.service.frames import Cutter
+from kvstore.service.session import Session
 from kvstore.service.status import Context
+from kvstore.service.waiting import until_end
 from kvstore.types import BytesLike
 from kvstore.v1 import cache_pb2 as pb
 
@@ -23,6 +28,24 @@ async def framed(batches: AsyncIterable[Sequence[Part]]) -> AsyncGenerator[pb.It
                 yield pb.ItemFrame(items=headers, data=data)
         for headers, data in cutter.rest():
             yield pb.ItemFrame(items=headers, data=data)
+
+
+async def send_under(
+    engine: Engine, lease: Lease, session: Session, context: Context, message: pb.ItemFrame | pb.MapReply
+) -> None:
+    """Write one message under a lease that holds: a reader slower than its lease gets an error, and never other bytes."""
+    held = engine.lease(lease.lease_id, session.id)
+    await until_end(
+        context.write(message),
+        session=session,
+        seconds=held.deadline - engine.time.monotonic(),
+        late=lambda: UnknownLease(
+            "the lease ended before its bytes were taken; look up again",
+            field="lease_id",
+            value=lease.lease_id,
+            allowed=f"fetching within {engine.core.lease_seconds:g} s",
+        ),
+    )
 
 
 async def send_head(context: Context, *, undo: Callable[[], object]) -> None:

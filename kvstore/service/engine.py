@@ -30,6 +30,7 @@ from kvstore.pool.handoffs import HandoffTable
 from kvstore.profile.base import Profile
 from kvstore.service.activity import Activity
 from kvstore.service.flights import Flights
+from kvstore.service.pins import Pins
 from kvstore.service.rates import Rates
 from kvstore.service.reader import Reader
 from kvstore.service.registry import Registry
@@ -50,7 +51,9 @@ LISTED_AT_ONCE = 512
 
 
 class Engine:
-    """One running store. `ready` from when the index is complete; `draining` from a Drain call or a stop signal."""
+    """One running store. `ready` from when the index is complete; `draining` from a Drain call or a stop signal.
+
+    `pins`: what of the reader's memory stays for whom; None where it has none. It hears of the core's leases' ends."""
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Engine:
         handoffs: HandoffTable,
         reader: Reader,
         time: ServiceTime,
+        pins: Pins | None = None,
     ) -> None:
         self.config = config
         self.boot = boot
@@ -69,6 +73,7 @@ class Engine:
         self.core = core
         self.handoffs = handoffs
         self.reader = reader
+        self.pins = pins
         self.rates = Rates(reader.rate)
         self.time = time
         self.staging = Staging(config.staging_bytes)
@@ -108,8 +113,12 @@ class Engine:
 
     def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
         self.registry.moved(moves)
+        self.reader.moved(moves)
         relocated = self.core.relocate(segment_id, moves)
         return [*places_of(relocated.lost), *relocated.discard]
+
+    def left(self, places: Sequence[Place]) -> None:
+        self.reader.forget(places)
 
     # ---- reading ------------------------------------------------------------------------------------------------
 
@@ -314,6 +323,7 @@ class LeasedItems:
     ) -> None:
         self._engine = engine
         self._lease = lease
+        self.domain = engine.core.namespace(lease.namespace).identity.tenant_salt
         self._first = first_block
         self._blocks = block_count
         self._state = state

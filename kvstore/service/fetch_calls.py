@@ -6,15 +6,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from kvstore.core import Lease
-from kvstore.errors import UnknownLease
 from kvstore.service import encode
-from kvstore.service.delivery import Part, framed
+from kvstore.service.delivery import Part, framed, send_under
 from kvstore.service.engine import Engine, LeasedItems
 from kvstore.service.reader import Read
 from kvstore.service.session import Session
 from kvstore.service.slicing import cuts_of, sliced
 from kvstore.service.status import Context
-from kvstore.service.waiting import until_end
 from kvstore.types import ItemKind
 from kvstore.v1 import cache_pb2 as pb
 
@@ -28,7 +26,7 @@ class FetchCalls:
         batches = self._sliced(lease, request) if request.slices > 1 else self._whole(lease, request)
         async with aclosing(batches), aclosing(framed(batches)) as frames:
             async for frame in frames:
-                await self._send(context, session, lease, frame)
+                await send_under(self._engine, lease, session, context, frame)
 
     async def _whole(self, lease: Lease, request: pb.FetchRequest) -> AsyncGenerator[list[Part], None]:
         leased = LeasedItems(
@@ -64,22 +62,6 @@ class FetchCalls:
                 places = [leased.place_of(number + offset) for offset in range(len(reads))]
                 number += len(reads)
                 yield [_part(place, read) for place, read in zip(places, reads, strict=True)]
-
-    async def _send(self, context: Context, session: Session, lease: Lease, frame: pb.ItemFrame) -> None:
-        """One frame under a lease that holds: a reader slower than its lease gets an error, and never other bytes."""
-        engine = self._engine
-        held = engine.lease(lease.lease_id, session.id)
-        await until_end(
-            context.write(frame),
-            session=session,
-            seconds=held.deadline - engine.time.monotonic(),
-            late=lambda: UnknownLease(
-                "the lease ended before its bytes were taken; look up again",
-                field="lease_id",
-                value=lease.lease_id,
-                allowed=f"fetching within {engine.core.lease_seconds:g} s",
-            ),
-        )
 
 
 def _part(place: tuple[ItemKind, int], read: Read) -> Part:

@@ -78,6 +78,7 @@ def figures(engine: Engine) -> dict[str, float]:
         "fetch_refused_total": engine.reader.gate.refused_total,
         "disk_read_payload_bytes_total": engine.reader.read_bytes_total,
         "ssd_read_seconds_per_byte": engine.reader.rate.seconds_per_byte,
+        **_memory(engine),
         "jobs_waiting": engine.writer.waiting,
         "commits_total": engine.writer.commits_total,
         "commits_failed_total": engine.writer.failed_commits_total,
@@ -105,6 +106,7 @@ def figures(engine: Engine) -> dict[str, float]:
         "committed_items_total",
         "committed_bytes_total",
         "damaged_total",
+        "mapped_items_total",
         "expired_leases_total",
         "upkeep_errors_total",
         *(f"plans_{source}_total" for source in PLAN_SOURCES),
@@ -119,6 +121,24 @@ def figures(engine: Engine) -> dict[str, float]:
     values.update(_wear(engine))
     values["direct_io"] = not engine.log.buffered_because
     return {name: float(value) for name, value in values.items()}
+
+
+def _memory(engine: Engine) -> dict[str, float]:
+    """What lies in memory for clients to map, where there is any."""
+    memory, pins = engine.reader.memory, engine.pins
+    if memory is None or pins is None:
+        return {}
+    return {
+        "memory_budget_bytes": memory.budget_bytes,
+        "memory_allocated_bytes": memory.allocated_bytes,
+        "memory_held_bytes": memory.held_bytes,
+        "memory_items": len(memory),
+        "memory_hits_total": memory.hits_total,
+        "memory_misses_total": memory.misses_total,
+        "memory_evicted_total": memory.evicted_total,
+        "memory_refused_total": memory.refused_total,
+        "mapped_items": pins.slots,
+    }
 
 
 def _wear(engine: Engine) -> dict[str, float]:

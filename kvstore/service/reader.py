@@ -1,93 +1,54 @@
-"""Reading what a lease covers: from the log in batches in a few threads, from the pool as it lies there."""
+"""Reading what a lease covers: from the log in batches in a few threads, from memory as it lies there."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from kvstore.clock import Clock
 from kvstore.core.base import FetchItem
-from kvstore.errors import DeviceError, LimitExceeded
+from kvstore.errors import DeviceError
+from kvstore.memory import BlockCache, Slot
+from kvstore.service.gate import ReadGate
+from kvstore.service.mapping import row_of
 from kvstore.service.rates import ReadRate
 from kvstore.service.rooms import Rooms
-from kvstore.store.base import RecordKind, RecordLog, Wanted
+from kvstore.store.base import Place, RecordKind, RecordLog, Wanted
+from kvstore.store.format import LARGE_PAYLOAD_BYTES, payload_gap, record_span
 from kvstore.types import BytesLike
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 BATCH_BYTES = 2 << 20
-"""One read's payloads, but for a single item that is larger. A fetch holds at most two batches."""
+"""One read's payloads, but for a single item that is larger; what is in memory does not count. A fetch holds at most two
+batches."""
 
 BATCH_ITEMS = 512
 """And of small items no more than these, so that listing them does not hold up the event loop."""
 
-WAIT_SECONDS_MAX = 10.0
-
-
-class ReadGate:
-    """Bytes that all fetches together hold: first come, first served, and `busy` instead of a wait without end.
-
-    What is larger than the whole gate passes when it is alone.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self.held_bytes = 0
-        self.refused_total = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    async def enter(self, length: int) -> None:
-        """LimitExceeded when there is no room within WAIT_SECONDS_MAX."""
-        if not self._waiting and self._fits(length):
-            self.held_bytes += length
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        place = (length, turn)
-        self._waiting.append(place)
-        entered = False
-        try:
-            await asyncio.wait({turn}, timeout=WAIT_SECONDS_MAX)
-            entered = turn.done()
-        finally:
-            if not entered:
-                self._give_up(place)
-        if not entered:
-            self.refused_total += 1
-            raise LimitExceeded(
-                "too many bytes are being fetched; try again later",
-                field="fetch_bytes",
-                value=self.held_bytes + length,
-                allowed=f"{self._limit} bytes for all fetches together",
-            )
-
-    def leave(self, length: int) -> None:
-        self.held_bytes -= length
-        self._wake()
-
-    def _give_up(self, place: tuple[int, asyncio.Future[None]]) -> None:
-        if place[1].done():
-            self.leave(place[0])
-        else:
-            self._waiting.remove(place)
-            self._wake()
-
-    def _fits(self, length: int) -> bool:
-        return self.held_bytes == 0 or self.held_bytes + length <= self._limit
-
-    def _wake(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
-            length, turn = self._waiting.popleft()
-            self.held_bytes += length
-            turn.set_result(None)
-
 
 class Sources(Protocol):
-    """What the reader asks about the list that it reads. Called in the event loop's thread."""
+    """What the reader asks about the list that it reads. Called in the event loop's thread. `domain`: whose bytes these
+    are, so that they may lie in memory that others of it can map."""
+
+    @property
+    def domain(self) -> str: ...
 
     async def settled(self) -> None:
         """Return when `again` tells of all moves that the log has made: at once, but while a segment is cleaned."""
@@ -101,34 +62,53 @@ class Sources(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """An item with its bytes; `payload` is None where there is nothing to read any more."""
+    """An item with its bytes; `payload` is None where there is nothing to read any more. `slot`: where it lies in memory
+    that can be mapped, if it does; pinned while the batch is lent."""
 
     item: FetchItem | None
     payload: BytesLike | None
+    slot: Slot | None = None
 
 
 Part = tuple[int, int]
 """Bytes [begin, end) of each payload."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Batch:
+    """`slots`: where the items lie in memory, pinned; None for what is to be read, or lies in the pool. `disk_bytes`: of the
+    others, for which the gate is asked. `stale`: places that were listed, and are nobody's any more."""
+
     first: int
-    items: Sequence[FetchItem | None]
-    disk_bytes: int
+    items: list[FetchItem | None] = field(default_factory=list)
+    slots: list[Slot | None] = field(default_factory=list)
+    disk_bytes: int = 0
+    stale: set[Place] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A batch on its way."""
+
+    batch: _Batch
+    task: asyncio.Task[_Loan]
 
 
 @dataclass(frozen=True, slots=True)
 class _Loan:
-    """A batch that was read, and what it holds until its bytes are used: `disk_bytes` of the gate, and a room."""
+    """A batch that was read, and what it holds until its bytes are used: its share of the gate, its slots, and a room."""
 
     reads: list[Read]
-    disk_bytes: int
+    batch: _Batch
     room: memoryview | None
 
 
 class Reader:
-    """Reads lists of items. Any number of fetches at once; the executor's threads bound the reads under way."""
+    """Reads lists of items. Any number of fetches at once; the executor's threads bound the reads under way.
+
+    With `memory` what is read whole lies there afterwards, where it has room, and is not read again while it does. Its
+    bytes were checked when they came in.
+    """
 
     def __init__(
         self,
@@ -138,11 +118,16 @@ class Reader:
         gate: ReadGate,
         clock: Clock,
         rooms: Rooms | None = None,
+        memory: BlockCache | None = None,
     ) -> None:
         self._log = store
         self._executor = executor
         self._clock = clock
         self._rooms = rooms or Rooms()
+        self.memory = memory
+        self._copies = itertools.count()
+        self._listed: set[_Batch] = set()
+        """Listed, and their slots not begun: what leaves meanwhile is not to come into memory."""
         self.gate = gate
         self.rate = ReadRate()
         self.read_bytes_total = 0
@@ -153,11 +138,12 @@ class Reader:
         """The items in their order, in batches, one read ahead; `items` is asked for no more than that. `part`: these
         bytes of each payload instead of all. A batch's payloads are good until the next one is asked for: the memory is used
         again. Who stops early closes the iterator (`aclosing`)."""
-        batches = _cut(items, part)
-        ahead = self._start(batches, sources, part)
+        batches = self._cut(items, sources.domain, part)
+        ahead = None
         try:
+            ahead = self._start(batches, sources, part)
             while ahead is not None:
-                loan = await ahead
+                loan = await ahead.task
                 ahead = None
                 try:
                     ahead = self._start(batches, sources, part)
@@ -165,58 +151,107 @@ class Reader:
                 finally:
                     self._end(loan)
         finally:
+            batches.close()
             if ahead is not None:
                 await self._drop(ahead)
 
-    def _start(
-        self, batches: Iterator[_Batch], sources: Sources, part: Part | None
-    ) -> asyncio.Task[_Loan] | None:
+    def forget(self, places: Collection[Place]) -> None:
+        """What lies at these places is nobody's any more, and must not be found in memory."""
+        if self.memory is not None:
+            self.memory.forget(places)
+        for batch in self._listed:
+            batch.stale.update(places)
+
+    def moved(self, moves: Mapping[Place, Place]) -> None:
+        """The same bytes lie at other places of the log now."""
+        if self.memory is not None:
+            self.memory.move(moves)
+        for batch in self._listed:
+            batch.stale.update(moves)
+
+    async def copied(self, item: FetchItem, domain: str) -> Slot | None:
+        """What lies in the pool, copied into a slot of its own, which goes when the caller unpins it. None without room."""
+        memory, payload = self.memory, item.payload
+        assert payload is not None
+        length = memoryview(payload).nbytes
+        # No place in the log: nobody else finds it.
+        key = (-1, next(self._copies), length)
+        slot = None if memory is None else memory.begin(domain, key, room_bytes=length)
+        if memory is None or slot is None:
+            return None
+        memory.forget([key])
+        await self._in_thread(lambda: _fill(slot, payload), [slot])
+        memory.finish(slot, begin=0, length=length)
+        slot.about = row_of(item, slot)
+        return slot
+
+    def _start(self, batches: Iterator[_Batch], sources: Sources, part: Part | None) -> _Ahead | None:
         batch = next(batches, None)
-        return (
-            None
-            if batch is None
-            else asyncio.get_running_loop().create_task(self._read_batch(batch, sources, part))
-        )
+        if batch is None:
+            return None
+        task = asyncio.get_running_loop().create_task(self._read_batch(batch, sources, part))
+        return _Ahead(batch, task)
 
     def _end(self, loan: _Loan) -> None:
-        self.gate.leave(loan.disk_bytes)
+        self._leave(loan.batch)
+        self._unpin(loan.batch)
         if loan.room is not None:
             self._rooms.take_back(loan.room)
 
-    async def _drop(self, ahead: asyncio.Task[_Loan]) -> None:
+    async def _drop(self, ahead: _Ahead) -> None:
         """End a batch that nobody waits for, and what it holds."""
-        ahead.cancel()
+        ahead.task.cancel()
         try:
-            await asyncio.wait({ahead})
+            await asyncio.wait({ahead.task})
         except asyncio.CancelledError:
             # Cancelled once more: what it holds goes back when it ends.
-            ahead.add_done_callback(self._ended)
+            ahead.task.add_done_callback(lambda _: self._ended(ahead))
             raise
         self._ended(ahead)
 
-    def _ended(self, ahead: asyncio.Task[_Loan]) -> None:
-        # A batch that failed, as well as one that was cancelled, has left the gate by itself.
-        if not ahead.cancelled() and ahead.exception() is None:
-            self._end(ahead.result())
+    def _ended(self, ahead: _Ahead) -> None:
+        if not ahead.task.cancelled() and ahead.task.exception() is None:
+            self._end(ahead.task.result())
+        else:
+            # One that failed, as well as one that was cancelled, has left the gate by itself; it may not have begun.
+            self._unpin(ahead.batch)
+
+    def _unpin(self, batch: _Batch) -> None:
+        """It holds none of its slots any more. Doing it twice does nothing."""
+        self._listed.discard(batch)
+        if self.memory is not None:
+            self.memory.unpin(slot for slot in batch.slots if slot is not None)
+        batch.slots = []
+
+    async def _enter(self, batch: _Batch) -> None:
+        # What needs nothing of the gate waits for nobody there.
+        if batch.disk_bytes:
+            await self.gate.enter(batch.disk_bytes)
+
+    def _leave(self, batch: _Batch) -> None:
+        if batch.disk_bytes:
+            self.gate.leave(batch.disk_bytes)
 
     async def _read_batch(self, batch: _Batch, sources: Sources, part: Part | None) -> _Loan:
-        await self.gate.enter(batch.disk_bytes)
+        await self._enter(batch)
         done = False
         try:
             # Where this is cancelled the room is not taken back: a thread may still be reading into it.
-            payloads, room = await self._payloads(batch.items, part)
+            payloads, room = await self._payloads(batch, sources.domain, part)
             reads = []
-            for offset, (item, payload) in enumerate(zip(batch.items, payloads, strict=True)):
+            rows = zip(batch.items, batch.slots, payloads, strict=True)
+            for offset, (item, slot, payload) in enumerate(rows):
                 if item is not None and payload is None:
                     reads.append(await self._once_more(batch.first + offset, item, sources, part))
                 else:
-                    reads.append(Read(item, payload))
+                    reads.append(Read(item, payload, slot))
             self.read_bytes_total += batch.disk_bytes
             done = True
-            return _Loan(reads, batch.disk_bytes, room)
+            return _Loan(reads, batch, room)
         finally:
             if not done:
-                self.gate.leave(batch.disk_bytes)
+                self._leave(batch)
+                self._unpin(batch)
 
     async def _once_more(self, number: int, item: FetchItem, sources: Sources, part: Part | None) -> Read:
         """It was not at its place. Read it where it has moved to; what cannot be read where it stays is damaged."""
@@ -234,34 +269,102 @@ class Reader:
             item = now
 
     async def _payloads(
-        self, items: Sequence[FetchItem | None], part: Part | None
+        self, batch: _Batch, domain: str, part: Part | None
     ) -> tuple[list[BytesLike | None], memoryview | None]:
-        """The payloads, and the room in which they lie."""
-        wanted = [_wanted(item, part) for item in items if item is not None and item.place is not None]
-        payloads: list[BytesLike | None] = []
+        """The payloads, and the room in which those lie that have no slot. What was read into slots has them in the batch
+        from then on."""
+        numbers = [
+            number
+            for number, (item, slot) in enumerate(zip(batch.items, batch.slots, strict=True))
+            if slot is None and item is not None and item.place is not None
+        ]
+        found: dict[int, BytesLike | None] = {}
         room = None
-        if wanted:
-            payloads, room = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._read_in_room, wanted
+        self._listed.discard(batch)
+        if numbers:
+            items = [item for number in numbers if (item := batch.items[number]) is not None]
+            begun = [None if item.place in batch.stale else self._begin(item, domain, part) for item in items]
+            wanted = [_wanted(item, part, slot) for item, slot in zip(items, begun, strict=True)]
+            payloads, room = await self._in_thread(
+                lambda: self._read_in_room(wanted, begun), [slot for slot in begun if slot is not None]
             )
-        found = iter(payloads)
+            for number, item, slot, payload in zip(numbers, items, begun, payloads, strict=True):
+                if slot is not None and self._finish(item, slot, came=payload is not None):
+                    batch.slots[number] = slot
+                elif slot is None and part is None and (theirs := self._find_again(item, domain)) is not None:
+                    batch.slots[number] = theirs
+                else:
+                    found[number] = payload
         return [
-            None if item is None else next(found) if item.place is not None else _in_memory(item, part)
-            for item in items
+            found[number] if number in found else _lying(item, slot, part)
+            for number, (item, slot) in enumerate(zip(batch.items, batch.slots, strict=True))
         ], room
+
+    def _begin(self, item: FetchItem, domain: str, part: Part | None) -> Slot | None:
+        """Where a whole item is to be read to, if memory has room."""
+        if self.memory is None or part is not None or item.place is None:
+            return None
+        length = item.place.length
+        room_bytes = record_span(length) if length >= LARGE_PAYLOAD_BYTES else length
+        return self.memory.begin(domain, item.place, room_bytes=room_bytes)
+
+    def _finish(self, item: FetchItem, slot: Slot, *, came: bool) -> bool:
+        """No thread reads into the slot any more."""
+        assert self.memory is not None
+        assert item.place is not None
+        if not came:
+            self.memory.abandon(slot)
+            return False
+        length = item.place.length
+        begin = payload_gap(length) if length >= LARGE_PAYLOAD_BYTES else 0
+        self.memory.finish(slot, begin=begin, length=length)
+        slot.about = row_of(item, slot)
+        return True
+
+    async def _in_thread(self, work: Callable[[], T], slots: Sequence[Slot]) -> T:
+        """The result of work that writes into slots. Where it fails, or nobody waits for it any more, they are abandoned:
+        when it is over, and not before, since a thread that has begun cannot be stopped."""
+        loop = asyncio.get_running_loop()
+
+        def abandon() -> None:
+            if self.memory is not None:
+                for slot in slots:
+                    self.memory.abandon(slot)
+
+        try:
+            job = self._executor.submit(work)
+        except RuntimeError:
+            abandon()
+            raise
+        try:
+            return await asyncio.wrap_future(job)
+        except BaseException:
+            # Cancelled with this call unless it has begun; either way its end calls this, in whichever thread.
+            if slots:
+                job.add_done_callback(lambda _: loop.call_soon_threadsafe(abandon))
+            raise
 
     async def _payload(self, item: FetchItem, part: Part | None) -> BytesLike | None:
         """In memory of its own."""
         if item.place is None:
-            return _in_memory(item, part)
+            return _lying(item, None, part)
         [payload] = await asyncio.get_running_loop().run_in_executor(
-            self._executor, self._read, [_wanted(item, part)], None
+            self._executor, self._read, [_wanted(item, part, None)], None
         )
         return payload
 
-    def _read_in_room(self, wanted: Sequence[Wanted]) -> tuple[list[BytesLike | None], memoryview]:
-        room = self._rooms.lend(self._log.room_for(wanted))
-        return self._read(wanted, room), room
+    def _read_in_room(
+        self, wanted: Sequence[Wanted], slots: Sequence[Slot | None]
+    ) -> tuple[list[BytesLike | None], memoryview | None]:
+        """In a reader thread: the payloads, each in its slot if it has one, the others in the room."""
+        needed = self._log.room_for(wanted)
+        room = self._rooms.lend(needed) if needed else None
+        payloads = self._read(wanted, room)
+        for slot, payload in zip(slots, payloads, strict=True):
+            # Large ones were read to where they are to lie.
+            if slot is not None and payload is not None and len(payload) < LARGE_PAYLOAD_BYTES:
+                _fill(slot, payload)
+        return payloads, room
 
     def _read(self, wanted: Sequence[Wanted], room: memoryview | None) -> list[BytesLike | None]:
         """In a reader thread. What the device cannot read is None like what is damaged: a miss for whoever asked."""
@@ -278,28 +381,67 @@ class Reader:
             self.rate.note(length, self._clock.monotonic() - start)
         return payloads
 
+    def _cut(
+        self, items: Iterable[FetchItem | None], domain: str, part: Part | None
+    ) -> Generator[_Batch, None, None]:
+        """Batches, each with what of it is in memory, pinned for who takes it."""
+        current = self._new(0)
+        try:
+            for number, item in enumerate(items):
+                place = None if item is None else item.place
+                slot = None if place is None else self._find(place, domain)
+                length = 0
+                if place is not None and slot is None:
+                    length = place.length if part is None else part[1] - part[0]
+                is_full = current.disk_bytes + length > BATCH_BYTES or len(current.items) == BATCH_ITEMS
+                if current.items and is_full:
+                    full, current = current, self._new(number)
+                    current.items.append(item)
+                    current.slots.append(slot)
+                    current.disk_bytes = length
+                    yield full
+                else:
+                    current.items.append(item)
+                    current.slots.append(slot)
+                    current.disk_bytes += length
+            if current.items:
+                last, current = current, self._new(0)
+                yield last
+        finally:
+            # What nobody took: the list ended with an error, or nobody wants more of it.
+            self._unpin(current)
 
-def _wanted(item: FetchItem, part: Part | None) -> Wanted:
+    def _new(self, first: int) -> _Batch:
+        batch = _Batch(first)
+        self._listed.add(batch)
+        return batch
+
+    def _find(self, place: Place, domain: str) -> Slot | None:
+        return None if self.memory is None else self.memory.find(domain, place)
+
+    def _find_again(self, item: FetchItem, domain: str) -> Slot | None:
+        """Where another fetch has read it to meanwhile, pinned."""
+        if self.memory is None or item.place is None:
+            return None
+        slots = self.memory.find_all(domain, [item.place])
+        if slots is None:
+            return None
+        self.memory.pin(slots)
+        return slots[0]
+
+
+def _fill(slot: Slot, payload: BytesLike) -> None:
+    slot.pages[: memoryview(payload).nbytes] = payload
+
+
+def _wanted(item: FetchItem, part: Part | None, slot: Slot | None) -> Wanted:
     assert item.place is not None
     begin, end = part or (0, None)
-    return Wanted(item.place, item.item.key, RecordKind(item.item.kind), begin, end)
+    room = None if slot is None else slot.pages
+    return Wanted(item.place, item.item.key, RecordKind(item.item.kind), begin, end, room)
 
 
-def _in_memory(item: FetchItem, part: Part | None) -> BytesLike | None:
-    return item.payload if part is None or item.payload is None else memoryview(item.payload)[slice(*part)]
-
-
-def _cut(items: Iterable[FetchItem | None], part: Part | None) -> Iterator[_Batch]:
-    current: list[FetchItem | None] = []
-    first = size = 0
-    for number, item in enumerate(items):
-        length = 0
-        if item is not None and item.place is not None:
-            length = item.place.length if part is None else part[1] - part[0]
-        if current and (size + length > BATCH_BYTES or len(current) == BATCH_ITEMS):
-            yield _Batch(first, current, size)
-            current, first, size = [], number, 0
-        current.append(item)
-        size += length
-    if current:
-        yield _Batch(first, current, size)
+def _lying(item: FetchItem | None, slot: Slot | None, part: Part | None) -> BytesLike | None:
+    """What is in memory already: in a slot, or in the pool."""
+    payload = slot.payload if slot is not None else None if item is None else item.payload
+    return payload if part is None or payload is None else memoryview(payload)[slice(*part)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -44,6 +44,9 @@ class SpaceDecisions(Protocol):
 
     def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
         """The live records of a segment have moved, and those not named were damaged. Places nobody needs."""
+
+    def left(self, places: Sequence[Place]) -> None:
+        """What lies at these places is not needed any more: nobody is to be given it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,9 @@ class RoomMaker:
 
     def discard(self, places: Iterable[Place]) -> None:
         """These are not needed any more. The log is told before its next append, or within a second."""
-        self._discards.extend(places)
+        left = list(places)
+        self._discards += left
+        self._decisions.left(left)
 
     @property
     def waiting(self) -> int:

@@ -23,6 +23,8 @@ from kvstore.clock import Clock, SystemClock
 from kvstore.config import ServiceConfig
 from kvstore.core import Core, Limits, LoadReport
 from kvstore.errors import ConfigError, PolicyTooLarge
+from kvstore.memory import BlockCache, Extent, why_not_mapped
+from kvstore.memory.cache import EXTENT_BYTES
 from kvstore.policy.window import WindowPolicy
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.pool.states import StatePool
@@ -30,7 +32,9 @@ from kvstore.service.admin_servicer import AdminServicer
 from kvstore.service.cache_servicer import CacheServicer
 from kvstore.service.engine import Engine
 from kvstore.service.figures import figures
+from kvstore.service.gate import ReadGate
 from kvstore.service.metrics import MetricsPage, split_address
+from kvstore.service.pins import Pins
 from kvstore.service.process import (
     Places,
     allow_descriptors,
@@ -42,7 +46,7 @@ from kvstore.service.process import (
     make_directory,
     remove_stale_sockets,
 )
-from kvstore.service.reader import Reader, ReadGate
+from kvstore.service.reader import Reader
 from kvstore.service.registry import Registry
 from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.upkeep import Upkeep
@@ -67,6 +71,9 @@ READER_THREADS = 4
 FETCH_BYTES_MIN, FETCH_BYTES_MAX = 16 << 20, 256 << 20
 """Payload bytes that all fetches together hold while they are read and sent: half of staging, between these."""
 
+EXTENTS_MIN = 16
+"""A small cache is cut into smaller extents: sizes and domains do not share one."""
+
 GRACE_SECONDS = 10.0
 QUIET_SECONDS = 1.0
 """At a stop, leases and reservations whose owners do nothing for so long are not waited for."""
@@ -75,7 +82,7 @@ LAST_CALLS_SECONDS = 2.0
 DESCRIPTORS_PER_SESSION = 2
 """The session's own connection and its calls'."""
 DESCRIPTORS_BESIDE = 1024
-"""Segments, the catalogue, connections without a session, what the libraries need."""
+"""Segments, the catalogue, smaller extents, connections without a session, what the libraries need."""
 
 START_LOG_SECONDS = 3.0
 """A start that takes longer says every so often how far it is."""
@@ -103,7 +110,8 @@ def main_blocking(
     )
     # Sockets and files are for this user alone; nothing here is ever meant for another.
     os.umask(0o077)
-    allow_descriptors(DESCRIPTORS_PER_SESSION * config.sessions + DESCRIPTORS_BESIDE)
+    extents = max(EXTENTS_MIN, config.cache_bytes // EXTENT_BYTES)
+    allow_descriptors(DESCRIPTORS_PER_SESSION * config.sessions + extents + DESCRIPTORS_BESIDE)
     if not dumpable:
         forbid_dumps()
     serve = run_service(config, ready=ready)
@@ -298,6 +306,8 @@ class _Service:
     def _engine(self, writer_thread: ThreadPoolExecutor, reader_threads: ThreadPoolExecutor) -> Engine:
         config = self._config
         self._time.start_no_earlier(self._recovery.records.newest_use() - LAST_USE_STEP_SECONDS)
+        memory = self._memory_to_map(lambda extent: engine.sessions.drop(extent))  # noqa: PLW0108 -- made below
+        pins = None if memory is None else Pins(memory)
         core = Core(
             pool=StatePool(config.pool_bytes, config.pool_ttl),
             retention_seconds=config.retention,
@@ -312,6 +322,7 @@ class _Service:
                 reserved_items=config.keys,
                 prompt_tokens=config.prompt_tokens,
             ),
+            on_lease_end=(lambda lease_id: None) if pins is None else pins.end,
         )
         fetch_bytes = min(max(config.staging_bytes // 2, FETCH_BYTES_MIN), FETCH_BYTES_MAX)
         engine = Engine(
@@ -322,8 +333,15 @@ class _Service:
             handoffs=HandoffTable(
                 config.handoff_bytes, random_bytes=secrets.token_bytes, take_seconds=config.take
             ),
-            reader=Reader(self._store, executor=reader_threads, gate=ReadGate(fetch_bytes), clock=self._time),
+            reader=Reader(
+                self._store,
+                executor=reader_threads,
+                gate=ReadGate(fetch_bytes),
+                clock=self._time,
+                memory=memory,
+            ),
             time=self._time,
+            pins=pins,
         )
         writer = Writer(
             self._store,
@@ -337,6 +355,14 @@ class _Service:
         )
         engine.attach(writer, Registry(core, self._store, writer))
         return engine
+
+    def _memory_to_map(self, on_drop: Callable[[Extent], None]) -> BlockCache | None:
+        because = why_not_mapped()
+        if because:
+            log.warning("nothing is kept in memory for clients to map: %s", because)
+            return None
+        budget = self._config.cache_bytes
+        return BlockCache(budget, extent_bytes=min(EXTENT_BYTES, budget // EXTENTS_MIN), on_drop=on_drop)
 
     async def _load(self, engine: Engine, thread: ThreadPoolExecutor) -> LoadReport:
         """The index, from what recovery found. In a thread: nobody else has the core yet, and health is to answer."""

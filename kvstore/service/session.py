@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from kvstore.errors import LimitExceeded, UnknownSession
+from kvstore.memory import Extent
 from kvstore.types import BootId
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 PROTOCOL = 1
 SESSION_METADATA = "kvstore-session"
 _PEER = struct.Struct("=iII")  # pid, uid, gid
+
+Tell = Callable[[dict[str, object], int | None], bool]
+"""Writes one line, with a descriptor or without, and says whether it was taken."""
 
 
 @dataclass(eq=False, slots=True)
@@ -31,6 +35,33 @@ class Session:
     pid: int
     ended: asyncio.Future[None] = field(repr=False)
     hang_up: Callable[[], None] = field(repr=False)
+    _tell: Tell = field(repr=False)
+    _extents: set[int] = field(default_factory=set, repr=False)
+    """Numbers of those whose descriptors it was given."""
+
+    def give(self, extent: Extent) -> None:
+        """Tell the other end of an extent, with its descriptor, unless it has been told. UnknownSession where it does not
+        take that at once: it does not read what it is told, and the connection ends."""
+        if extent.number in self._extents:
+            return
+        if self._tell({"extent": extent.number, "bytes": extent.bytes}, extent.descriptor):
+            self._extents.add(extent.number)
+            return
+        self.hang_up()
+        raise UnknownSession(
+            "the session's end does not read what it is told; the connection was closed",
+            field="kvstore-session",
+            value=self.id,
+            allowed="an end that takes each line of its session connection",
+        )
+
+    def drop(self, extent: Extent) -> None:
+        """The extent is given up; whoever was told of it hears that. The connection ends where it does not."""
+        if extent.number not in self._extents:
+            return
+        self._extents.remove(extent.number)
+        if not self._tell({"dropped": extent.number}, None):
+            self.hang_up()
 
 
 class Sessions:
@@ -51,8 +82,10 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, pid: int, hang_up: Callable[[], None]) -> Session:
-        """`hang_up` ends the connection from our side. LimitExceeded past the limit."""
+    def begin(
+        self, pid: int, hang_up: Callable[[], None], tell: Tell = lambda line, descriptor: False
+    ) -> Session:
+        """`hang_up` ends the connection from our side; `tell` writes to it. LimitExceeded past the limit."""
         if len(self._open) >= self._limit:
             raise LimitExceeded(
                 "too many open sessions",
@@ -60,7 +93,9 @@ class Sessions:
                 value=len(self._open) + 1,
                 allowed=f"{self._limit}",
             )
-        session = Session(secrets.token_hex(16), pid, asyncio.get_running_loop().create_future(), hang_up)
+        session = Session(
+            secrets.token_hex(16), pid, asyncio.get_running_loop().create_future(), hang_up, tell
+        )
         self._open[session.id] = session
         self.opened_total += 1
         return session
@@ -82,6 +117,11 @@ class Sessions:
             )
         return session
 
+    def drop(self, extent: Extent) -> None:
+        """Tell all who were given it. Called from the event loop's thread, too."""
+        for session in list(self._open.values()):
+            session.drop(extent)
+
     def close_all(self) -> None:
         """The service is going: hang up on everyone."""
         for session in list(self._open.values()):
@@ -92,8 +132,13 @@ class Sessions:
         return _Connection(self)
 
 
+def _duplicate(transport: asyncio.Transport) -> socket.socket:
+    """The transport's own socket object is not open to options and messages under every event loop."""
+    return socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+
+
 class _Connection(asyncio.Protocol):
-    """The service's end of a session connection. It says hello and then only waits for the end."""
+    """The service's end of a session connection. It says hello, tells of extents, and waits for the end."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
@@ -109,7 +154,7 @@ class _Connection(asyncio.Protocol):
             )
             return
         try:
-            self._session = self._sessions.begin(peer[0] if peer else 0, self._close)
+            self._session = self._sessions.begin(peer[0] if peer else 0, self._close, self._tell)
         except LimitExceeded as error:
             self._refuse({"error": error.code, "message": str(error)})
             return
@@ -131,6 +176,26 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(json.dumps(line).encode() + b"\n")
 
+    def _tell(self, line: dict[str, object], descriptor: int | None) -> bool:
+        """Write a line at once, with a descriptor beside its first byte; whether all of it was taken. Nothing waits: a line
+        comes before the answer that needs it, or not at all."""
+        transport = self._transport
+        assert transport is not None
+        if transport.is_closing() or transport.get_write_buffer_size():
+            return False
+        data = json.dumps(line).encode() + b"\n"
+        rights = (
+            []
+            if descriptor is None
+            else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("=i", descriptor))]
+        )
+        try:
+            with _duplicate(transport) as own:
+                return own.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == len(data)
+        except OSError as error:
+            log.warning("a session takes no more lines: %s", error.strerror)
+            return False
+
     def _refuse(self, line: dict[str, object]) -> None:
         self._sessions.refused_total += 1
         log.warning("refused a session: %s", line["message"])
@@ -147,7 +212,6 @@ def _peer(transport: asyncio.Transport) -> tuple[int, int, int] | None:
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None
-    # A duplicate, since the transport's own socket object is not open to options under every event loop.
-    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as own:
+    with _duplicate(transport) as own:
         pid, uid, gid = _PEER.unpack(own.getsockopt(socket.SOL_SOCKET, option, _PEER.size))
     return pid, uid, gid

@@ -222,6 +222,9 @@ class Writer:
                 commit.places = [moves.pop(place, place) for place in commit.places]
         return self._decisions.moved(segment_id, moves)
 
+    def left(self, places: Sequence[Place]) -> None:
+        self._decisions.left(places)
+
     # ---- the task -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -70,13 +70,19 @@ class Slot(Protocol):
 
 
 class Wanted(NamedTuple):
-    """A payload to read, or bytes [begin, end) of it; `end` None: to its end."""
+    """A payload to read, or bytes [begin, end) of it; `end` None: to its end.
+
+    `room`: where a whole payload of 64 KiB or more is to lie: page-aligned memory of `record_span(length)` bytes, which its
+    record is read into as it is, so that the payload begins at `payload_gap(length)`. What the room holds is undefined until
+    the payload is handed out, and where it is not. For parts and smaller payloads it is left alone.
+    """
 
     place: Place
     key: BlockKey
     kind: RecordKind
     begin: int = 0
     end: int | None = None
+    room: memoryview | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +192,15 @@ class RecordLog(Protocol):
         """Payloads, or parts of them, in the order asked, each checked against its header, key, kind, place and
         checksums before it is handed out. A part is read and checked with the slices around it.
 
-        They lie in `room`, page-aligned memory of at least `room_for(wanted)` bytes, and are good for as long as the
-        caller leaves it alone; without it, and parts that are not cut at ends of slices, in memory of their own. None for a
-        record that is damaged, of another key, or whose segment is gone: the caller forgets it (a counted miss). Damage is
-        looked at twice, and then never read again. Raises DeviceError when the device fails the read.
+        They lie in the rooms that they brought along (`Wanted.room`), all others in `room`, page-aligned memory of at least
+        `room_for(wanted)` bytes, and are good for as long as the caller leaves it alone; without it, and parts that are not
+        cut at ends of slices, in memory of their own. None for a record that is damaged, of another key, or whose segment is
+        gone: the caller forgets it (a counted miss). Damage is looked at twice, and then never read again. Raises
+        DeviceError when the device fails the read.
         """
 
     def room_for(self, wanted: Sequence[Wanted]) -> int:
-        """Bytes of room that `read` may need, whole pages."""
+        """Bytes of room that `read` may need, whole pages; none for what has a room of its own."""
 
     def room_bytes(self) -> int:
         """Payload bytes that one append may surely hold now, if its payloads have 3,072 bytes on average or more."""

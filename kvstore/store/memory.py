@@ -21,6 +21,7 @@ from kvstore.store.base import (
     Verified,
     Wanted,
 )
+from kvstore.store.format import LARGE_PAYLOAD_BYTES, payload_gap
 from kvstore.store.incoming import pending_policy, refuse_impossible
 from kvstore.store.records import Records
 from kvstore.store.space import largest_batch, segment_bytes_for
@@ -159,7 +160,7 @@ class MemoryLog:
     def read(self, wanted: Sequence[Wanted], room: memoryview | None = None) -> list[BytesLike | None]:
         with self._lock:
             answers: list[BytesLike | None] = []
-            for place, key, kind, begin, end in wanted:
+            for place, key, kind, begin, end, own in wanted:
                 kept = self._disk.at(place)
                 if kept is None:
                     answers.append(None)
@@ -168,7 +169,14 @@ class MemoryLog:
                     answers.append(None)
                 else:
                     self._counts["read_records"] += 1
-                    answers.append(kept.payload[begin:end])
+                    is_whole = (begin, place.length if end is None else end) == (0, place.length)
+                    if own is not None and is_whole and place.length >= LARGE_PAYLOAD_BYTES:
+                        gap = payload_gap(place.length)
+                        target = own[gap : gap + place.length]
+                        target[:] = kept.payload
+                        answers.append(target)
+                    else:
+                        answers.append(kept.payload[begin:end])
             return answers
 
     def room_for(self, wanted: Sequence[Wanted]) -> int:

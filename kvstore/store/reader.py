@@ -29,6 +29,7 @@ from kvstore.store.format import (
     decode_slices,
     payload_gap,
     payload_holds,
+    record_span,
     slices_hold,
 )
 from kvstore.store.lanes import Lanes, Transfer
@@ -121,7 +122,8 @@ class _Item:
 @dataclass(slots=True)
 class _Run:
     """Pages [begin, end) of a segment, read together for `items` to `room`. A part of a large record comes alone; `head`:
-    where the page of its head is, if that does not lie among them: it comes to the room's first page."""
+    where the page of its head is, if that does not lie among them: it comes to the room's first page. `own`: the room that
+    the one item brought along."""
 
     segment_id: int
     begin: int
@@ -129,6 +131,7 @@ class _Run:
     items: list[_Item] = field(default_factory=list)
     is_part: bool = False
     head: int | None = None
+    own: memoryview | None = None
     room: memoryview = field(default_factory=lambda: memoryview(b""))
     read: int = 0
     """Bytes of the pages that came, once they did."""
@@ -219,16 +222,16 @@ class Reader:
                 self._changed.notify_all()
 
     def room_for(self, wanted: Sequence[Wanted]) -> int:
-        return sum(run.length for run in _plan(wanted))
+        return _shared_bytes(_plan(wanted))
 
     def read(self, wanted: Sequence[Wanted], room: memoryview | None = None) -> list[BytesLike | None]:
         found = self._read(_plan(wanted), len(wanted), room)
         payloads: list[BytesLike | None] = []
         misplaced = 0
-        for (_, key, kind, _, _), record in zip(wanted, found, strict=True):
+        for each, record in zip(wanted, found, strict=True):
             if record is None:
                 payloads.append(None)
-            elif record.header.key != key or record.header.kind != kind:
+            elif record.header.key != each.key or record.header.kind != each.kind:
                 misplaced += 1
                 payloads.append(None)
             else:
@@ -246,13 +249,16 @@ class Reader:
 
     def _read(self, runs: list[_Run], count: int, room: memoryview | None) -> list[Checked | None]:
         answers: list[Checked | None] = [None] * count
-        total = sum(run.length for run in runs)
+        total = _shared_bytes(runs)
         if room is None:
-            room = aligned(total)
+            room = aligned(total) if total else memoryview(b"")
         assert len(room) >= total, "the room is smaller than room_for says"
         at = 0
         for run in runs:
-            run.room, at = room[at : at + run.length], at + run.length
+            if run.own is not None:
+                run.room = run.own
+            else:
+                run.room, at = room[at : at + run.length], at + run.length
         try:
             with self._counted(), ExitStack() as ends:
                 opened = {
@@ -340,7 +346,7 @@ def _plan(wanted: Sequence[Wanted]) -> list[_Run]:
     """What is read together, by segment and offset. Impossible places are left out: they get no answer."""
     whole: list[_Item] = []
     runs: list[_Run] = []
-    for number, (place, _, _, begin, end) in enumerate(wanted):
+    for number, (place, _, _, begin, end, room) in enumerate(wanted):
         start = place.offset - payload_gap(place.length)
         if start < PAGE or not 0 <= place.length <= PAYLOAD_BYTES_MAX:
             continue
@@ -349,8 +355,14 @@ def _plan(wanted: Sequence[Wanted]) -> list[_Run]:
             continue
         item = _Item(number, place, start, place.offset + place.length, part)
         # A small record has no table of slices: it is read whole and cut.
-        if item.is_whole() or place.length < LARGE_PAYLOAD_BYTES:
+        if place.length < LARGE_PAYLOAD_BYTES or (item.is_whole() and room is None):
             whole.append(item)
+        elif item.is_whole() and room is not None:
+            # Large records begin with a page: elsewhere there is none.
+            if start % PAGE == 0:
+                span = record_span(place.length)
+                assert len(room) >= span, "the item's own room is smaller than its record"
+                runs.append(_Run(place.segment_id, start, start + span, [item], own=room[:span]))
         else:
             runs.append(_run_of_part(item))
     whole.sort(key=lambda item: (item.place.segment_id, item.begin))
@@ -364,6 +376,10 @@ def _plan(wanted: Sequence[Wanted]) -> list[_Run]:
         run.items.append(item)
         run.end = max(run.end, end)
     return runs
+
+
+def _shared_bytes(runs: Sequence[_Run]) -> int:
+    return sum(run.length for run in runs if run.own is None)
 
 
 def _run_of_part(item: _Item) -> _Run:

@@ -15,6 +15,8 @@ import xxhash
 from kvstore.clock import ManualClock
 from kvstore.errors import ConfigError, DirectoryInUse, InvalidArgument, NoSpace
 from kvstore.store.base import Place, Record, RecordKind, RecordLog, Recovery, Wanted
+from kvstore.store.buffers import aligned
+from kvstore.store.format import payload_gap, record_span
 from kvstore.types import BlockKey, BytesLike, Checks, Lineage, NamespaceDigest
 
 MIB = 1 << 20
@@ -223,6 +225,58 @@ class StoreSuite:
         answers = read_back(log, [records[index] for index in order], [places[index] for index in order])
         assert answers == [records[index].payload for index in order]
         assert log.read([]) == []
+        log.close()
+
+    @pytest.mark.parametrize("size", [65_536, 66_000, 449_824])
+    def test_a_whole_large_payload_lies_in_the_room_that_it_brought_along(
+        self, bench: StoreBench, size: int
+    ) -> None:
+        log, _ = bench.open()
+        records = make_records(0, 5, size=size)
+        places = [place for record in records for place in log.append([record])]
+        # Zeros: what is checked must be what came.
+        rooms = [aligned(record_span(size)) for _ in records]
+        wanted = [
+            Wanted(place, record.key, record.kind, room=room if number % 2 == 0 else None)
+            for number, (record, place, room) in enumerate(zip(records, places, rooms, strict=True))
+        ]
+        assert log.room_for(wanted) == log.room_for(wanted[1::2])
+        payloads = log.read(wanted, aligned(log.room_for(wanted)))
+        assert payloads == [record.payload for record in records]
+        gap = payload_gap(size)
+        assert [bytes(room[gap : gap + size]) for room in rooms[::2]] == payloads[::2]
+        assert not any(any(room) for room in rooms[1::2])
+        # The one is good for as long as its room is, whatever is done with the others.
+        mine = memoryview(payloads[0] or b"")
+        rooms[0][gap] ^= 1
+        assert mine[0] ^ 1 == memoryview(records[0].payload)[0]
+        log.close()
+
+    def test_a_room_of_its_own_is_for_whole_large_payloads_and_what_is_wrong_does_not_spoil_others(
+        self, bench: StoreBench
+    ) -> None:
+        log, _ = bench.open()
+        large, small = make_records(0, 3, size=70_000), make_records(10, 2)
+        places = log.append([*large, *small])
+        bench.damage(places[1])
+        rooms = [aligned(record_span(70_000)) for _ in places]
+        wanted = [
+            Wanted(place, record.key, record.kind, room=room)
+            for record, place, room in zip([*large, *small], places, rooms, strict=True)
+        ]
+        wanted[2] = wanted[2]._replace(begin=100, end=60_000)
+        odd = Place(places[0].segment_id, places[0].offset + 512, 70_000)
+        wanted.append(wanted[0]._replace(place=odd))
+        payloads = log.read(wanted)
+        assert payloads == [
+            large[0].payload,
+            None,
+            memoryview(large[2].payload)[100:60_000],
+            *(record.payload for record in small),
+            None,
+        ]
+        assert not any(any(room) for room in rooms[2:])
+        assert log.counters()["damaged_records"] == 1
         log.close()
 
     def test_a_clear_covers_what_was_written_before_it_and_nothing_else(self, bench: StoreBench) -> None:

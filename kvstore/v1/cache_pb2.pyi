@@ -289,6 +289,44 @@ class FetchRequest(_message.Message):
     slices: int
     def __init__(self, lease_id: _Optional[int] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ..., state: bool = ..., slices: _Optional[int] = ...) -> None: ...
 
+class MapRequest(_message.Message):
+    __slots__ = ("lease_id", "first_block", "block_count", "state")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    first_block: int
+    block_count: int
+    state: bool
+    def __init__(self, lease_id: _Optional[int] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ..., state: bool = ...) -> None: ...
+
+class MapReply(_message.Message):
+    __slots__ = ("extent", "offset", "length", "slot", "generation", "crc32", "xxh3_64", "has_xxh3", "lineage", "kind", "index")
+    EXTENT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
+    XXH3_64_FIELD_NUMBER: _ClassVar[int]
+    HAS_XXH3_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    extent: _containers.RepeatedScalarFieldContainer[int]
+    offset: _containers.RepeatedScalarFieldContainer[int]
+    length: _containers.RepeatedScalarFieldContainer[int]
+    slot: _containers.RepeatedScalarFieldContainer[int]
+    generation: _containers.RepeatedScalarFieldContainer[int]
+    crc32: _containers.RepeatedScalarFieldContainer[int]
+    xxh3_64: _containers.RepeatedScalarFieldContainer[int]
+    has_xxh3: _containers.RepeatedScalarFieldContainer[bool]
+    lineage: _containers.RepeatedScalarFieldContainer[Lineage]
+    kind: _containers.RepeatedScalarFieldContainer[ItemKind]
+    index: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, extent: _Optional[_Iterable[int]] = ..., offset: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., slot: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., crc32: _Optional[_Iterable[int]] = ..., xxh3_64: _Optional[_Iterable[int]] = ..., has_xxh3: _Optional[_Iterable[bool]] = ..., lineage: _Optional[_Iterable[_Union[Lineage, str]]] = ..., kind: _Optional[_Iterable[_Union[ItemKind, str]]] = ..., index: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class ItemHeader(_message.Message):
     __slots__ = ("kind", "index", "length", "crc32", "xxh3_64", "has_xxh3", "lineage", "missing", "slice")
     KIND_FIELD_NUMBER: _ClassVar[int]

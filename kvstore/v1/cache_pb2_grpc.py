@@ -49,6 +49,11 @@ class CacheStub(object):
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.FetchRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_cache__pb2.ItemFrame.FromString,
                 _registered_method=True)
+        self.Map = channel.unary_stream(
+                '/kvstore.v1.Cache/Map',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.MapRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.MapReply.FromString,
+                _registered_method=True)
         self.Release = channel.unary_unary(
                 '/kvstore.v1.Cache/Release',
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.ReleaseRequest.SerializeToString,
@@ -123,6 +128,15 @@ class CacheServicer(object):
     def Fetch(self, request, context):
         """The bytes that a lease protects: blocks in order, then the state if asked for. Needs the lease's session.
         An item that turned out damaged or gone has `missing` set and no bytes; the items after it still follow.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Map(self, request, context):
+        """Where in shared memory the bytes lie that a lease protects, in the order of Fetch; what was on SSD is read into it. A
+        message for each batch; they stay there until the lease ends. Needs the lease's session, on this machine.
+        MEMORY_UNAVAILABLE where the service has none to map: use Fetch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -216,6 +230,11 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.FetchRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_cache__pb2.ItemFrame.SerializeToString,
+            ),
+            'Map': grpc.unary_stream_rpc_method_handler(
+                    servicer.Map,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.MapRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.MapReply.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -349,6 +368,33 @@ class Cache(object):
             '/kvstore.v1.Cache/Fetch',
             kvstore_dot_v1_dot_cache__pb2.FetchRequest.SerializeToString,
             kvstore_dot_v1_dot_cache__pb2.ItemFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Map(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvstore.v1.Cache/Map',
+            kvstore_dot_v1_dot_cache__pb2.MapRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.MapReply.FromString,
             options,
             channel_credentials,
             insecure,

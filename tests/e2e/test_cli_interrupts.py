@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ import pytest
 from kvstore.chaos.mounts import scratch_folder
 from kvstore.chaos.tools import what_block_devices_lack, what_mounts_lack
 from kvstore.clock import SystemClock
+from kvstore.memory import why_not_mapped
 from kvstore.store import open_log
 from kvstore.store.device import LOCK_NAME, why_not_direct
 from tests.support.service import ServiceProcess, short_directory
@@ -196,6 +197,18 @@ def test_a_bench_interrupted_at_any_moment_removes_what_it_wrote(
     if arguments[0] == "storage" and (reason := why_not_direct(tmp_path / "probe")):
         pytest.skip(f"a file system with O_DIRECT is needed: {reason}")
     interrupted_runs(chance, tmp_path, 4, "bench", *arguments)
+
+
+@pytest.mark.slow
+def test_a_bench_of_memory_interrupted_at_any_moment_ends_its_service(chance: random.Random) -> None:
+    if reason := why_not_mapped():
+        pytest.skip(f"shared memory is needed: {reason}")
+    with short_directory() as folder:
+        folder.mkdir()
+        interrupted_runs(chance, folder, 4, "bench", "memory", "--size", "64MiB", "--pairs", "1000")
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
+                assert os.fsencode(folder) not in path.read_bytes()
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
         domain, key = data.draw(st.sampled_from(sorted(self.content)))
-        self.cache.forget(domain, key)
+        self.cache.forget([key])
         del self.content[domain, key]
         assert self.cache.find(domain, key) is None
 
@@ -96,9 +96,54 @@ class Machine(RuleBasedStateMachine):
         domain, old = data.draw(st.sampled_from(sorted(self.content)))
         self.places += 1
         new = (2, self.places, old[2])
-        self.cache.move(domain, old, new)
+        self.cache.move({old: new})
         self.content[domain, new] = self.content.pop((domain, old))
         assert self.cache.find(domain, old) is None
+
+    @precondition(lambda self: self.begun)
+    @rule(data=st.data(), keep=st.booleans())
+    def forget_what_was_begun(self, data: st.DataObject, keep: bool) -> None:
+        """It comes, and only who began it may have it."""
+        slot, domain, key = self.begun.pop(data.draw(st.integers(0, len(self.begun) - 1)))
+        self.cache.forget([key])
+        self.cache.check()
+        self.cache.finish(slot, begin=100, length=key[2])
+        assert self.cache.find(domain, key) is None
+        if keep:
+            self.pinned.append((slot, slot.generation, bytes_of(domain, key)))
+            return
+        generation = slot.generation
+        self.cache.unpin([slot])
+        assert slot.generation != generation
+
+    @precondition(lambda self: self.begun)
+    @rule(data=st.data())
+    def move_what_was_begun(self, data: st.DataObject) -> None:
+        slot, domain, old = self.begun.pop(data.draw(st.integers(0, len(self.begun) - 1)))
+        self.places += 1
+        new = (2, self.places, old[2])
+        self.cache.move({old: new})
+        self.cache.finish(slot, begin=100, length=old[2])
+        self.content[domain, new] = bytes_of(domain, old)
+        assert self.cache.find(domain, old) is None
+        self.pinned.append((slot, slot.generation, bytes_of(domain, old)))
+
+    @precondition(lambda self: self.content)
+    @rule(data=st.data(), other=st.sampled_from(DOMAINS))
+    def find_all(self, data: st.DataObject, other: str) -> None:
+        """All of them or none: of one domain, and held."""
+        names = data.draw(st.lists(st.sampled_from(sorted(self.content)), min_size=1, max_size=5))
+        slots = self.cache.find_all(other, [key for _, key in names])
+        held = [self.cache.find(domain, key) for domain, key in names]
+        self.cache.unpin(slot for slot in held if slot is not None)
+        if None in held or any(domain != other for domain, _ in names):
+            assert slots is None
+        else:
+            assert slots == held
+            self.cache.pin(slots)
+            self.pinned += [
+                (slot, slot.generation, self.content[each]) for slot, each in zip(slots, names, strict=True)
+            ]
 
     @invariant()
     def what_is_pinned_does_not_change(self) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvstore.clock import ManualClock
 from kvstore.core import FetchItem
 from kvstore.errors import UnknownLease
-from kvstore.service.reader import Read, Reader, ReadGate
+from kvstore.memory import BlockCache
+from kvstore.service.gate import ReadGate
+from kvstore.service.reader import Read, Reader
 from kvstore.service.rooms import Rooms
 from kvstore.store import Place, Record, RecordKind, RecordLog, open_log
 from kvstore.testing.sim_device import SimDevice
@@ -59,6 +63,24 @@ class PoisonedRooms(Rooms):
         super().take_back(room)
 
 
+class HeldThreads(ThreadPoolExecutor):
+    """Two threads; while `may` is not set, work that they have begun waits before its first step."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.may = threading.Event()
+        self.may.set()
+        self.began = threading.Semaphore(0)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return super().submit(self._held, fn, *args, **kwargs)
+
+    def _held(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.began.release()
+        assert self.may.wait(30.0)
+        return fn(*args, **kwargs)
+
+
 @dataclass
 class Rig:
     device: SimDevice
@@ -69,6 +91,8 @@ class Rig:
     rooms: PoisonedRooms = field(default_factory=PoisonedRooms)
     forgotten: list[FetchItem] = field(default_factory=list)
     lease_ended: bool = False
+    domain: str = "tenant"
+    threads: HeldThreads = field(default_factory=HeldThreads)
     settle: Callable[[], None] = lambda: None
 
     async def settled(self) -> None:
@@ -93,7 +117,7 @@ class Rig:
 
 
 @contextmanager
-def rig(count: int, *, gate_bytes: int = 64 << 20) -> Iterator[Rig]:
+def rig(count: int, *, gate_bytes: int = 64 << 20, memory: BlockCache | None = None) -> Iterator[Rig]:
     device = SimDevice(3)
     log, _ = open_log("sim", budget_bytes=64 << 20, segment_bytes=4 << 20, clock=ManualClock(), device=device)
     places: list[Place] = []
@@ -110,10 +134,22 @@ def rig(count: int, *, gate_bytes: int = 64 << 20) -> Iterator[Rig]:
             SLICE_ENDS,
         )
         places += log.append([record])
-    with ThreadPoolExecutor(2) as threads:
+    with HeldThreads() as threads:
         rooms = PoisonedRooms()
-        reader = Reader(log, executor=threads, gate=ReadGate(gate_bytes), clock=ManualClock(), rooms=rooms)
+        reader = Reader(
+            log,
+            executor=threads,
+            gate=ReadGate(gate_bytes),
+            clock=ManualClock(),
+            rooms=rooms,
+            memory=memory,
+        )
         yield Rig(
-            device, log, reader, [item(number, place) for number, place in enumerate(places)], rooms=rooms
+            device,
+            log,
+            reader,
+            [item(number, place) for number, place in enumerate(places)],
+            rooms=rooms,
+            threads=threads,
         )
     log.close()

@@ -36,6 +36,7 @@ SMALL: dict[str, Any] = {
     "pool": 16 << 20,
     "handoff": 8 << 20,
     "staging": 64 << 20,
+    "cache": 64 << 20,
     "commit_wait": 0.0005,
 }
 """Options of a service that starts at once and evicts nothing that a small test stores."""

@@ -41,6 +41,15 @@ def plan(source: StateSource, state_at: int, compute_from: int) -> Plan:
     )
 
 
+def test_columns_name_what_comes_at_each_place() -> None:
+    for whole in (Whole(7, 3, (STATE, Place(ItemKind.ROWS, 9))), Whole(7, 3), Whole(7, 0, (STATE,))):
+        places = [whole.place(number) for number in range(len(whole))]
+        for begin in range(len(whole) + 1):
+            for end in range(begin, len(whole) + 1):
+                kinds, indexes = whole.columns(begin, end)
+                assert [Place(*each) for each in zip(kinds, indexes, strict=True)] == places[begin:end]
+
+
 def test_a_whole_fetch_ends_with_the_state_and_a_sliced_one_begins_with_it() -> None:
     whole = Whole(7, 2, (STATE,))
     assert [whole.place(i) for i in range(len(whole))] == [

@@ -11,9 +11,9 @@ import pytest
 from kvstore.clock import ManualClock
 from kvstore.errors import ALL_ERRORS, ConfigError, LimitExceeded, UnknownSession
 from kvstore.service.activity import Activity
+from kvstore.service.gate import ReadGate
 from kvstore.service.metrics import split_address
 from kvstore.service.process import Places
-from kvstore.service.reader import ReadGate
 from kvstore.service.session import Session, Sessions
 from kvstore.service.staging import Staging
 from kvstore.service.status import CODES
@@ -91,7 +91,7 @@ async def test_who_stops_waiting_at_the_gate_holds_nothing_and_blocks_nobody(
     first.cancel()
     await second
     assert (first.cancelled(), gate.held_bytes) == (True, 10)
-    monkeypatch.setattr("kvstore.service.reader.WAIT_SECONDS_MAX", 0.01)
+    monkeypatch.setattr("kvstore.service.gate.WAIT_SECONDS_MAX", 0.01)
     with pytest.raises(LimitExceeded, match="fetch_bytes=11; allowed: 10"):
         await gate.enter(1)
     gate.leave(10)

@@ -65,6 +65,9 @@ class Shelf:
                 self.places[key] = moves.pop(place)
         return list(moves.values())
 
+    def left(self, places: Sequence[Place]) -> None:
+        assert not set(places) & set(self.places.values()), "what is visible is needed"
+
 
 @dataclass
 class Commit:

@@ -1,0 +1,262 @@
+"""Memory of the service that a session may read: mapped when its descriptor comes, forgotten when it is given up."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import mmap
+import os
+import socket
+import threading
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kvstore.errors import Unavailable
+
+LINE_BYTES_MAX = 4096
+EXTENTS_MAX = 65_536
+"""Of one session at once: as many mappings as a process may have."""
+DROPPED_MAX = 4096
+"""How many extents that were given up are remembered: an answer that names one may still be on its way."""
+NUMBER_MAX = (1 << 32) - 1
+GENERATION_BYTES = 8
+_READ_BYTES = 65_536
+_READS_MAX = 2 * EXTENTS_MAX
+"""One after another. A service has no more to say."""
+_DESCRIPTORS_MAX = 4
+"""In one read. One comes with each line; more would be lost, and be noticed."""
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extent:
+    """One piece of shared memory. `generations`: the same bytes as numbers of GENERATION_BYTES."""
+
+    pages: memoryview
+    generations: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    number: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    number: int
+
+
+class Memory:
+    """The extents of one session. Any thread may ask.
+
+    What the service says wrongly ends the session: its other end sees that, and calls in it are refused as Unavailable.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        """`connection` does not block, and is its maker's to close."""
+        self.refused = False
+        """Whether this session is to have everything by Fetch."""
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._rest = b""
+        self._descriptors: deque[int] = deque()
+        self._extents: dict[int, Extent] = {}
+        self._dropped: deque[int] = deque(maxlen=DROPPED_MAX)
+        self._wrong = ""
+
+    def __len__(self) -> int:
+        return len(self._extents)
+
+    def find(self, number: int) -> Extent | None:
+        """None where it was given up, or could not be mapped. Unavailable where the service has not given it."""
+        found = self._extents.get(number)
+        if found is not None:
+            return found
+        # Its line was written before the answer that names it.
+        alive = self.read()
+        with self._lock:
+            found = self._extents.get(number)
+            if found is not None or number in self._dropped:
+                return found
+            if alive:
+                self._give_up(f"an answer names extent {number}, which was not given")
+        raise Unavailable(
+            f"the session has ended: {self._wrong or 'the service has closed it'}",
+            field="extent",
+            value=number,
+        )
+
+    def read(self) -> bool:
+        """Take in what the service has said so far. False once the session has ended."""
+        with self._lock:
+            for _ in range(_READS_MAX):
+                if self._wrong:
+                    return False
+                try:
+                    data, descriptors, lost = _receive(self._connection)
+                except (BlockingIOError, InterruptedError):
+                    return True
+                except OSError:
+                    return False
+                self._descriptors.extend(descriptors)
+                if not data:
+                    self._close_descriptors()
+                    return False
+                try:
+                    self._take(data, lost=lost)
+                except ValueError as error:
+                    self._give_up(str(error))
+            self._give_up("the service does not stop talking")
+            return False
+
+    def close(self) -> None:
+        """Forget everything; views that somebody holds stay good. Closing twice does nothing.
+
+        Without the lock, which another thread may have held when a forked child was made.
+        """
+        self._extents = {}
+        self._close_descriptors()
+
+    # ---- inside, under the lock -----------------------------------------------------------------------------
+
+    def _take(self, data: bytes, *, lost: bool) -> None:
+        """ValueError for what no service says."""
+        if lost:
+            raise ValueError("a descriptor was lost: too many at once, or too many open files here")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in (*lines, self._rest):
+            if len(line) > LINE_BYTES_MAX:
+                raise ValueError(f"a line of more than {LINE_BYTES_MAX} bytes")
+        for line in lines:
+            said = parse_line(line)
+            if isinstance(said, Given):
+                self._map(said)
+            else:
+                self._drop(said)
+        # A descriptor lies beside the first byte of its line, so that one may wait for the rest of it.
+        if len(self._descriptors) > bool(self._rest):
+            raise ValueError("a descriptor of no extent")
+
+    def _map(self, given: Given) -> None:
+        if not self._descriptors:
+            raise ValueError(f"extent {given.number} came without a descriptor")
+        descriptor = self._descriptors.popleft()
+        try:
+            if given.number in self._extents:
+                raise ValueError(f"extent {given.number} was given twice")
+            if len(self._extents) == EXTENTS_MAX:
+                raise ValueError(f"more than {EXTENTS_MAX} extents")
+            check_descriptor(descriptor, given.size)
+            self._extents[given.number] = _extent(descriptor, given.size)
+        except OSError:
+            # This process may have no more mappings: that is nobody's fault, and Fetch needs none.
+            self.refused = True
+            self._dropped.append(given.number)
+        finally:
+            os.close(descriptor)
+
+    def _drop(self, dropped: Dropped) -> None:
+        """Views of it that somebody still holds keep it mapped."""
+        if self._extents.pop(dropped.number, None) is not None:
+            self._dropped.append(dropped.number)
+        elif dropped.number not in self._dropped:
+            raise ValueError(f"extent {dropped.number} was dropped, and was not given")
+
+    def _give_up(self, why: str) -> None:
+        self._wrong = self._wrong or why
+        self.close()
+        # Both ends see the end; the number of the descriptor stays taken until the session is closed.
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _close_descriptors(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+
+def parse_line(line: bytes) -> Given | Dropped:
+    """What a line of the session connection says; ValueError for anything else."""
+    wrong = ValueError(f"a line that is not understood: {line[:60]!r}")
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        raise wrong from None
+    if not isinstance(said, dict):
+        raise wrong
+    match said:
+        case {"extent": number, "bytes": size} if len(said) == 2 and _is_number(number) and _is_size(size):
+            return Given(number, size)
+        case {"dropped": number} if len(said) == 1 and _is_number(number):
+            return Dropped(number)
+    raise wrong
+
+
+def check_descriptor(descriptor: int, size: int) -> None:
+    """ValueError unless this is memory of exactly so many bytes for good: reading behind a file's end kills who reads."""
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise ValueError(f"a descriptor of something that cannot be sealed: {error}") from None
+    if seals & _SEALS != _SEALS:
+        raise ValueError("a descriptor of memory whose size can change")
+    if (real := os.fstat(descriptor).st_size) != size:
+        raise ValueError(f"a descriptor of {real} bytes for an extent of {size}")
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, Iterable[int], bool]:
+    """Bytes and descriptors that came with them, and whether there were more of those than this process can have."""
+    # Not socket.recv_fds, which loses the flag: a program that another thread starts now would get the descriptors too.
+    room = socket.CMSG_SPACE(_DESCRIPTORS_MAX * array("i").itemsize)
+    data, ancillary, flags, _ = connection.recvmsg(_READ_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) // descriptors.itemsize * descriptors.itemsize])
+    return data, descriptors, bool(flags & socket.MSG_CTRUNC)
+
+
+def _extent(descriptor: int, size: int) -> Extent:
+    pages = _mapped(descriptor, size)
+    return Extent(pages, pages[: size // GENERATION_BYTES * GENERATION_BYTES].cast("Q"))
+
+
+def _mapped(descriptor: int, size: int) -> memoryview:
+    """The file's bytes, unmapped when the last view of them is gone. OSError where the system maps no more.
+
+    The mmap module would keep a descriptor for each mapping, and a process has only so many.
+    """
+    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    owner = (ctypes.c_ubyte * size).from_address(address)
+    # Not at the process's end: other threads may read until then.
+    weakref.finalize(owner, _libc.munmap, address, size).atexit = False
+    return memoryview(owner).cast("B").toreadonly()
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 < value <= NUMBER_MAX
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and GENERATION_BYTES <= value < 1 << 62

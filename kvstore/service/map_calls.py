@@ -1,0 +1,136 @@
+"""The Map call: where in shared memory lies what a lease protects."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+
+from kvstore.core import FetchItem, Lease
+from kvstore.errors import MemoryUnavailable
+from kvstore.memory import Extent, Slot
+from kvstore.service.delivery import send_under
+from kvstore.service.engine import Engine, LeasedItems
+from kvstore.service.mapping import Row, absent, reply_of
+from kvstore.service.pins import Pins
+from kvstore.service.reader import BATCH_ITEMS, Read
+from kvstore.service.session import Session
+from kvstore.service.status import Context
+from kvstore.v1 import cache_pb2 as pb
+
+
+class MapCalls:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def map(self, request: pb.MapRequest, session: Session, context: Context) -> None:
+        engine = self._engine
+        if engine.pins is None:
+            raise MemoryUnavailable(
+                "this service has no memory that clients may map",
+                field="memory",
+                value="none",
+                allowed="Fetch, which brings the same bytes",
+            )
+        lease = engine.lease(request.lease_id, session.id)
+        leased = LeasedItems(
+            engine,
+            lease,
+            first_block=request.first_block,
+            block_count=request.block_count,
+            state=request.state,
+        )
+        replies = _Mapping(engine, engine.pins, lease, session, leased.domain).replies(request)
+        async with aclosing(replies):
+            async for reply in replies:
+                await send_under(engine, lease, session, context, reply)
+
+
+class _Mapping:
+    """One call. What it names stays for the lease, which it looks up again whenever something else may have run."""
+
+    def __init__(self, engine: Engine, pins: Pins, lease: Lease, session: Session, domain: str) -> None:
+        self._engine = engine
+        self._pins = pins
+        self._lease = lease
+        self._session = session
+        self._domain = domain
+
+    async def replies(self, request: pb.MapRequest) -> AsyncGenerator[pb.MapReply, None]:
+        """A reply for each batch. Batches of blocks that are all in memory take no steps for each item but in columns; from
+        the first one on that is not, everything goes the way of a fetch."""
+        first, end = request.first_block, request.first_block + request.block_count
+        while first < end and (reply := self._in_memory(first, min(BATCH_ITEMS, end - first))) is not None:
+            yield reply
+            first = min(first + BATCH_ITEMS, end)
+        rest = LeasedItems(
+            self._engine, self._lease, first_block=first, block_count=end - first, state=request.state
+        )
+        number = 0
+        async with aclosing(self._engine.reader.read(rest.items(), rest)) as batches:
+            async for reads in batches:
+                yield await self._read(rest, number, reads)
+                number += len(reads)
+
+    def _in_memory(self, first: int, count: int) -> pb.MapReply | None:
+        """None unless all of these blocks are in memory."""
+        engine, lease = self._engine, self._held()
+        memory = engine.reader.memory
+        assert memory is not None
+        places = engine.core.fetch_places(lease, first_block=first, block_count=count)
+        slots = memory.find_all(self._domain, places) if len(places) == count else None
+        if slots is None:
+            return None
+        self._give({slot.extent for slot in slots})
+        self._pins.keep(lease.lease_id, slots)
+        return self._reply([_row(slot) for slot in slots], range(first, first + count))
+
+    async def _read(self, leased: LeasedItems, number: int, reads: Sequence[Read]) -> pb.MapReply:
+        """Of a batch of the reader's, while it is lent."""
+        rows: list[Row] = []
+        index: list[int] = []
+        extents: set[Extent] = set()
+        for offset, read in enumerate(reads):
+            kind, at = leased.place_of(number + offset)
+            slot = read.slot
+            if slot is None and read.item is not None and read.item.payload is not None:
+                slot = await self._pooled(read.item)
+            if slot is not None:
+                extents.add(slot.extent)
+            rows.append(absent(kind) if slot is None else _row(slot))
+            index.append(at)
+        lease = self._held()
+        self._give(extents)
+        self._pins.keep(lease.lease_id, [read.slot for read in reads if read.slot is not None])
+        return self._reply(rows, index)
+
+    async def _pooled(self, item: FetchItem) -> Slot | None:
+        """The lease's copy of the state that it covers; kept for it."""
+        kept = self._pins.state(self._lease.lease_id)
+        if kept is not None:
+            return kept
+        slot = await self._engine.reader.copied(item, self._domain)
+        if slot is None:
+            return None
+        try:
+            lease = self._held()
+        except BaseException:
+            self._pins.give_back(slot)
+            raise
+        return self._pins.keep_state(lease.lease_id, slot)
+
+    def _held(self) -> Lease:
+        return self._engine.lease(self._lease.lease_id, self._session.id)
+
+    def _give(self, extents: Iterable[Extent]) -> None:
+        for extent in extents:
+            assert extent.domain == self._domain, "a session is given its own domain's memory only"
+            self._session.give(extent)
+
+    def _reply(self, rows: Sequence[Row], index: Sequence[int]) -> pb.MapReply:
+        self._engine.counts["mapped_items_total"] += sum(row.extent > 0 for row in rows)
+        return reply_of(rows, index)
+
+
+def _row(slot: Slot) -> Row:
+    assert isinstance(slot.about, Row)
+    return slot.about
