@@ -17,7 +17,7 @@ from kvstore.bench.pairs import PAIRS
 from kvstore.cli.output import check_json_target, emit, table
 from kvstore.cli.stopping import Check, stoppable
 from kvstore.config import parse_size
-from kvstore.errors import InvalidArgument
+from kvstore.errors import ConfigError, InvalidArgument
 
 SIZE_MIN = 64 << 20
 SIZE_MAX = 64 << 30
@@ -88,6 +88,10 @@ def run_small(args: argparse.Namespace) -> int:
 @contextmanager
 def scratch(beside: Path | None) -> Iterator[Path]:
     """A folder of its own, below `beside` or where temporary ones are, which are often in memory; removed afterwards."""
+    if beside is not None and not beside.is_dir():
+        raise ConfigError(
+            "no such directory", field="--dir", value=beside, allowed="a folder of the disk to measure"
+        )
     directory = Path(tempfile.mkdtemp(prefix="kvstore-bench-", dir=beside))
     try:
         yield directory

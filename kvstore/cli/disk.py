@@ -23,7 +23,7 @@ from kvstore.store import Recovery, open_log
 from kvstore.store.base import Damage, Place, RecordLog, Space
 from kvstore.store.catalog import Catalog
 from kvstore.store.format import PAGE, SEGMENT_BYTES_MAX
-from kvstore.store.identity import IDENTITY_NAME
+from kvstore.store.identity import IDENTITY_NAME, refuse_foreign
 from kvstore.store.rebuild import RebuiltCatalog
 from kvstore.store.segment import is_spare_name, segment_id_of
 from kvstore.store.space import SEGMENT_BYTES_MIN, SEGMENTS_MIN
@@ -45,11 +45,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "verify",
         help=about,
         description=f"{about[0].upper()}{about[1:]}. With --socket in a running service, which then treats what is damaged as "
-        "a miss; with --dir on a directory that no service holds. Exit 1 when damage was found.",
+        "a miss; with --dir on a directory that no service holds. Exit 1 when damage was found. Opening a directory mends what "
+        "it can, as a start does: what is missing, cut off or rebuilt is told by the first look at it only.",
     )
     where = verify.add_mutually_exclusive_group()
     where.add_argument("--dir", default=None, help="a directory that no service holds (or KVSTORE_DIR)")
-    where.add_argument("--socket", default=None, metavar="S", help="a running service's kvstore.sock")
+    where.add_argument(
+        "--socket", default=None, metavar="S", help="a running service's kvstore.sock, or its directory"
+    )
     verify.add_argument(
         "--rate",
         default=None,
@@ -92,8 +95,8 @@ class Outcome:
         counted = {
             "DAMAGED": len(self.damages),
             "LOST": self.lost,
-            "segments MISSING": self.missing_segments,
-            "segments with a header or footer DAMAGED": self.damaged_segments,
+            "MISSING (segments)": self.missing_segments,
+            "DAMAGED (headers or footers of segments)": self.damaged_segments,
             "descriptions of namespaces DAMAGED and written anew": self.rescued_descriptions,
         }
         found = [f"{count} {what}" for what, count in counted.items() if count]
@@ -112,7 +115,10 @@ def run_verify(args: argparse.Namespace) -> int:
     line = _Line()
     try:
         if directory is None:
-            outcome = _followed(_verify_online(args.socket, rate), line)
+            outcome = stoppable(
+                lambda check: _followed(_verify_online(args.socket, rate, check), line),
+                leaves="nothing is left",
+            )
         else:
             outcome = stoppable(
                 lambda check: _followed(_verify_offline(directory, rate, line, check), line), leaves=LEAVES
@@ -133,9 +139,9 @@ def run_verify(args: argparse.Namespace) -> int:
             f"{f'and {len(rows) - SHOWN_DAMAGES} more' if len(rows) > SHOWN_DAMAGES else ''}\n{text}"
         )
         if args.socket:
-            text += "; each is a miss from now on"
+            text += "; each is a miss until the next start, and is found again when it is read after that"
     if outcome.missing_segments:
-        text += "\nsegments MISSING: the index knew them, and their files are gone with all records in them"
+        text += "\nMISSING: the index knew them, and their files are gone with all records in them"
     if outcome.index_rebuilt:
         text += (
             "\nindex REBUILT: it was lost or damaged, and was written anew from the log; last uses are lost, and segments "
@@ -215,16 +221,11 @@ def _wait_until(moment: float, check: Check) -> None:
         pause.wait(min(left, CHECK_SECONDS))
 
 
-def _verify_online(socket: str, rate: int) -> Generator[Outcome, None, None]:
+def _verify_online(socket: str, rate: int, check: Check) -> Generator[Outcome, None, None]:
     path = Path(socket)
     path = path / "kvstore.sock" if path.is_dir() else path
     if not path.is_socket():
-        raise ConfigError(
-            "no service listens there",
-            field="--socket",
-            value=socket,
-            allowed="kvstore.sock of a running service, or --dir for a directory that no service holds",
-        )
+        raise _nobody_listens(socket)
     outcome = Outcome()
     is_done = False
     with grpc.insecure_channel(f"unix:{path.absolute()}") as channel:
@@ -236,10 +237,22 @@ def _verify_online(socket: str, rate: int) -> Generator[Outcome, None, None]:
                     Damage(Place(d.segment, d.offset, d.length), d.key, d.what) for d in reply.damages
                 ]
                 is_done = reply.done
+                check()
                 yield outcome
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not outcome.bytes_total:
+                raise _nobody_listens(socket) from error
             raise translated(error, what="Verify") from error
     assert is_done, "a service says when it is done"
+
+
+def _nobody_listens(socket: str) -> ConfigError:
+    return ConfigError(
+        "no service listens there",
+        field="--socket",
+        value=socket,
+        allowed="kvstore.sock of a running service, or --dir for a directory that no service holds",
+    )
 
 
 def run_rebuild(args: argparse.Namespace) -> int:
@@ -268,7 +281,8 @@ def run_rebuild(args: argparse.Namespace) -> int:
         args,
         found,
         f"{space.segments:,} segments, {len(recovery.records):,} records ({named}), {space.live:,} bytes live in "
-        f"{found['seconds']:.1f} s; {recovery.damaged_records:,} damaged records, {recovery.torn_bytes:,} torn bytes",
+        f"{found['seconds']:.1f} s; {recovery.damaged_records:,} records lost, {recovery.torn_bytes:,} torn bytes; "
+        "records were not read whole: kvstore verify does that",
     )
     return 0
 
@@ -295,9 +309,13 @@ def _directory(args: argparse.Namespace) -> Path:
         )
     directory = Path(name).absolute()
     if not directory.is_dir():
-        raise ConfigError("no such directory", field="--dir", value=name, allowed="a store's directory")
+        what = "not a directory" if directory.exists() else "no such directory"
+        raise ConfigError(what, field="--dir", value=name, allowed="a store's directory")
     with suppress(PermissionError):  # opening it says better what is wrong
         if not (directory / IDENTITY_NAME).exists():
+            names = sorted(path.name for path in directory.iterdir())
+            if any(segment_id_of(name) is not None for name in names):
+                refuse_foreign(names, where=str(directory))
             raise ConfigError(
                 "the directory holds no store", field="--dir", value=name, allowed="a store's directory"
             )

@@ -89,7 +89,7 @@ def check_space(directory: Path, *, need_bytes: int, budget_bytes: int) -> None:
     free = system.f_bavail * system.f_frsize
     if free + held < need_bytes:
         raise NoSpace(
-            f"the file system of {directory} has too little room; free some or choose another directory",
+            f"the file system of {directory} has too little room; free some, choose another directory, or a smaller --segment or --disk",
             field="free",
             value=free,
             allowed=f"{need_bytes} bytes or more, for two segments",

@@ -433,6 +433,23 @@ class _Service:
             self._places.socket.name,
             self._places.session_socket.name,
         )
+        _warn_of_losses(recovery)
+
+
+def _warn_of_losses(recovery: Recovery) -> None:
+    """What the directory should have held and does not."""
+    found = {
+        "segments whose files are gone": recovery.missing_segments,
+        "segments whose header or footer is damaged": recovery.damaged_segments,
+        "records that were stored and are not found whole": recovery.damaged_records,
+        "descriptions of namespaces written anew from the catalogue": recovery.rescued_descriptions,
+        "catalogue lost or damaged and written anew, last uses with it": int(recovery.rebuilt),
+    }
+    if any(found.values()):
+        log.warning(
+            "the store is not as it was left: %s; what was lost is a miss, and `kvstore verify` reads the rest",
+            ", ".join(f"{count} {what}" for what, count in found.items() if count),
+        )
 
 
 async def _finish(task: asyncio.Task[None]) -> None:

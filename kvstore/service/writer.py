@@ -25,6 +25,7 @@ T = TypeVar("T")
 JOBS_MAX = 10_000
 NAMESPACES_PER_APPEND_MAX = 64
 
+TOLD_FULL_EVERY_SECONDS = 60.0
 KEEP_SECONDS_FIRST, KEEP_SECONDS_MAX = 5.0, 600.0
 """How long nothing is evicted for a full file system after others took what the last eviction gave, doubling."""
 
@@ -102,6 +103,7 @@ class Writer:
             store, self, segment_bytes=segment_bytes, in_thread=self.in_thread, wear=self.wear
         )
         self._keep_until = 0.0
+        self._told_full_at = -math.inf
         self._keep_seconds = KEEP_SECONDS_FIRST
         self.appends_total = 0
         self.commits_total = 0
@@ -198,10 +200,12 @@ class Writer:
         is_in_vain = error.value in NOT_FOR_WANT_OF_ROOM or loop.time() < self._keep_until
         if is_in_vain or not await self.room.give_back_a_segment():
             raise error
-        log.warning(
-            "the file system is full though the disk budget is not used up; evicted to go on writing: %s",
-            error,
-        )
+        if loop.time() >= self._told_full_at + TOLD_FULL_EVERY_SECONDS:
+            self._told_full_at = loop.time()
+            log.warning(
+                "the file system is full though the disk budget is not used up; evicting to go on writing: %s",
+                error,
+            )
         try:
             return await self.in_thread(lambda: self._log.append(records))
         except NoSpace:

@@ -413,6 +413,9 @@ class PosixDevice:
             os.close(descriptor)
 
 
+_PROBES = 5
+
+
 def why_not_direct(probe: Path) -> str:
     """Why O_DIRECT is not in effect for a file of that name, which is made and removed; empty when it is.
 
@@ -431,7 +434,11 @@ def why_not_direct(probe: Path) -> str:
             return "the file system refuses O_DIRECT" if error.errno in (errno.EINVAL, errno.ENOTSUP) else ""
         try:
             opened.append(os.open(probe, os.O_RDONLY | os.O_CLOEXEC))
-            os.preadv(opened[1], [bytearray(_PAGE)], 0, os.RWF_NOWAIT)
+            for number in range(_PROBES):
+                # Asking for a page may fetch it, and on a fast disk it can be there before the answer: only what is
+                # found each time was there.
+                os.pwrite(opened[0], page, number * _PAGE)
+                os.preadv(opened[1], [bytearray(_PAGE)], number * _PAGE, os.RWF_NOWAIT)
         except OSError:
             # Nothing of it in the page cache, or no way to ask.
             return ""

@@ -139,6 +139,7 @@ def _recover(store: OpenedStore, progress: Progress, *, fresh: bool) -> Recovery
     damaged_records += _load_policies(store, books, rows)
     lost, rescued = _load_descriptions(store, books, rows)
     damaged_records += lost
+    store.table.count("damaged_records", damaged_records)
     stale.update(_description_rows(store, rows if intact else {}))
     _write_rows(store, loaded, stale, hour)
     # From here on the footers are held by the books alone, which let go of one after the other.

@@ -206,7 +206,7 @@ def test_a_segment_whose_file_is_gone_is_told(service: ServiceProcess) -> None:
     max(service.directory.glob("segment-*.log"), key=lambda path: path.stat().st_size).unlink()
     done = _kvstore("verify", "--dir", str(service.directory))
     assert done.returncode == 1, done
-    assert "1 segments MISSING" in done.stdout
+    assert "1 MISSING (segments)" in done.stdout
     assert "LOST" not in done.stdout
 
 
