@@ -1,4 +1,4 @@
-"""Memory of the service that a session may read: mapped when its descriptor comes, forgotten when it is given up."""
+"""Memory of the service that a session may read: mapped when its descriptor comes, forgotten when the session ends."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from kvstore.errors import Unavailable
 LINE_BYTES_MAX = 4096
 EXTENTS_MAX = 65_536
 """Of one session at once: as many mappings as a process may have."""
-DROPPED_MAX = 4096
-"""How many extents that were given up are remembered: an answer that names one may still be on its way."""
 NUMBER_MAX = (1 << 32) - 1
 GENERATION_BYTES = 8
 _READ_BYTES = 65_536
@@ -60,11 +58,6 @@ class Given:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    number: int
-
-
 class Memory:
     """The extents of one session. Any thread may ask.
 
@@ -80,14 +73,15 @@ class Memory:
         self._rest = b""
         self._descriptors: deque[int] = deque()
         self._extents: dict[int, Extent] = {}
-        self._dropped: deque[int] = deque(maxlen=DROPPED_MAX)
+        self._unmapped: set[int] = set()
+        """Numbers of those that were given, and that this process has no room for."""
         self._wrong = ""
 
     def __len__(self) -> int:
         return len(self._extents)
 
     def find(self, number: int) -> Extent | None:
-        """None where it was given up, or could not be mapped. Unavailable where the service has not given it."""
+        """None where it could not be mapped. Unavailable where the service has not given it."""
         found = self._extents.get(number)
         if found is not None:
             return found
@@ -95,7 +89,7 @@ class Memory:
         alive = self.read()
         with self._lock:
             found = self._extents.get(number)
-            if found is not None or number in self._dropped:
+            if found is not None or number in self._unmapped:
                 return found
             if alive:
                 self._give_up(f"an answer names extent {number}, which was not given")
@@ -110,6 +104,7 @@ class Memory:
         with self._lock:
             for _ in range(_READS_MAX):
                 if self._wrong:
+                    self._close_descriptors()
                     return False
                 try:
                     data, descriptors, lost = _receive(self._connection)
@@ -131,8 +126,10 @@ class Memory:
     def close(self) -> None:
         """Forget everything; views that somebody holds stay good. Closing twice does nothing.
 
-        Without the lock, which another thread may have held when a forked child was made.
+        Without the lock, which another thread may have held when a forked child was made: one that reads now finds
+        descriptors gone.
         """
+        self._wrong = self._wrong or "this end has closed it"
         self._extents = {}
         self._close_descriptors()
 
@@ -140,46 +137,47 @@ class Memory:
 
     def _take(self, data: bytes, *, lost: bool) -> None:
         """ValueError for what no service says."""
-        if lost:
-            raise ValueError("a descriptor was lost: too many at once, or too many open files here")
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in (*lines, self._rest):
             if len(line) > LINE_BYTES_MAX:
                 raise ValueError(f"a line of more than {LINE_BYTES_MAX} bytes")
+        if lost:
+            # Whose it was is certain only where one line came, and whole.
+            if len(lines) != 1 or self._rest or self._descriptors:
+                raise ValueError("a descriptor was lost: too many at once, or too many open files here")
+            self._do_without(parse_line(lines[0]))
+            return
         for line in lines:
-            said = parse_line(line)
-            if isinstance(said, Given):
-                self._map(said)
-            else:
-                self._drop(said)
+            self._map(parse_line(line))
         # A descriptor lies beside the first byte of its line, so that one may wait for the rest of it.
         if len(self._descriptors) > bool(self._rest):
             raise ValueError("a descriptor of no extent")
 
     def _map(self, given: Given) -> None:
-        if not self._descriptors:
+        descriptor = self._next_descriptor()
+        if descriptor is None:
             raise ValueError(f"extent {given.number} came without a descriptor")
-        descriptor = self._descriptors.popleft()
         try:
-            if given.number in self._extents:
-                raise ValueError(f"extent {given.number} was given twice")
-            if len(self._extents) == EXTENTS_MAX:
-                raise ValueError(f"more than {EXTENTS_MAX} extents")
+            self._check_new(given)
             check_descriptor(descriptor, given.size)
             self._extents[given.number] = _extent(descriptor, given.size)
         except OSError:
             # This process may have no more mappings: that is nobody's fault, and Fetch needs none.
             self.refused = True
-            self._dropped.append(given.number)
+            self._unmapped.add(given.number)
         finally:
             os.close(descriptor)
 
-    def _drop(self, dropped: Dropped) -> None:
-        """Views of it that somebody still holds keep it mapped."""
-        if self._extents.pop(dropped.number, None) is not None:
-            self._dropped.append(dropped.number)
-        elif dropped.number not in self._dropped:
-            raise ValueError(f"extent {dropped.number} was dropped, and was not given")
+    def _do_without(self, given: Given) -> None:
+        """Its descriptor is lost, since this process may have no more: what lies there comes by Fetch."""
+        self._check_new(given)
+        self._unmapped.add(given.number)
+
+    def _check_new(self, given: Given) -> None:
+        if given.number in self._extents or given.number in self._unmapped:
+            raise ValueError(f"extent {given.number} was given twice")
+        if len(self._extents) + len(self._unmapped) >= EXTENTS_MAX:
+            raise ValueError(f"more than {EXTENTS_MAX} extents")
 
     def _give_up(self, why: str) -> None:
         self._wrong = self._wrong or why
@@ -189,11 +187,18 @@ class Memory:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def _close_descriptors(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.popleft())
+        while (descriptor := self._next_descriptor()) is not None:
+            os.close(descriptor)
+
+    def _next_descriptor(self) -> int | None:
+        # Not by its length: another thread may be closing.
+        try:
+            return self._descriptors.popleft()
+        except IndexError:
+            return None
 
 
-def parse_line(line: bytes) -> Given | Dropped:
+def parse_line(line: bytes) -> Given:
     """What a line of the session connection says; ValueError for anything else."""
     wrong = ValueError(f"a line that is not understood: {line[:60]!r}")
     try:
@@ -205,8 +210,6 @@ def parse_line(line: bytes) -> Given | Dropped:
     match said:
         case {"extent": number, "bytes": size} if len(said) == 2 and _is_number(number) and _is_size(size):
             return Given(number, size)
-        case {"dropped": number} if len(said) == 1 and _is_number(number):
-            return Dropped(number)
     raise wrong
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -24,35 +24,35 @@ K = TypeVar("K", bound=Key)
 
 @dataclass(eq=False, slots=True)
 class _Shelf:
-    """The slots of one size of one domain. `idle`: held, unpinned, least recently used first."""
+    """The slots of one size of one domain, for as long as it has extents. `idle`: held, unpinned, least recently used first.
+    `free`: by extent, where it has any. `spare`: extents in which nothing is pinned, and which no session has."""
 
     domain: str
     slot_bytes: int
-    extents: list[Extent] = field(default_factory=list)
-    free: list[Slot] = field(default_factory=list)
+    extents: set[Extent] = field(default_factory=set)
+    free: dict[Extent, list[Slot]] = field(default_factory=dict)
     idle: OrderedDict[Key, Slot] = field(default_factory=OrderedDict)
+    spare: set[Extent] = field(default_factory=set)
+    spare_bytes: int = 0
     used: int = 0
-    """The tick of the last use of any of them."""
+    """The tick of the last use of any of them, or of when the first of `spare` became so."""
 
 
 class BlockCache:
     """Payloads in extents, within `budget_bytes`; one set of extents for each trust domain, since who maps one can read
     all of it. For one thread, but for the bytes of slots that were begun.
 
-    `on_drop` is told of extents that are given up.
+    An extent that a session was given is not given up while the session lasts: its memory would live on with whoever maps
+    it, and count for nobody.
     """
 
-    def __init__(
-        self,
-        budget_bytes: int,
-        *,
-        extent_bytes: int = EXTENT_BYTES,
-        on_drop: Callable[[Extent], None] = lambda extent: None,
-    ) -> None:
+    def __init__(self, budget_bytes: int, *, extent_bytes: int = EXTENT_BYTES) -> None:
         self._budget = budget_bytes
         self._extent_bytes = extent_bytes
-        self._on_drop = on_drop
         self._shelves: dict[tuple[str, int], _Shelf] = {}
+        self._spare: OrderedDict[_Shelf, None] = OrderedDict()
+        """Those that could give up an extent, least recently used first."""
+        self._spare_bytes = 0
         self._held: dict[Key, Slot] = {}
         self._keys: dict[Slot, Key] = {}
         self._filling: dict[Key, Slot] = {}
@@ -97,11 +97,12 @@ class BlockCache:
         if key in self._filling or key in self._held:
             return None
         slot_bytes = whole_pages(max(room_bytes, 1))
-        shelf = self._shelves.setdefault((domain, slot_bytes), _Shelf(domain, slot_bytes))
+        shelf = self._shelves.get((domain, slot_bytes)) or _Shelf(domain, slot_bytes)
         slot = self._take(shelf)
         if slot is None:
             self.refused_total += 1
             return None
+        self._withdraw(shelf, slot.extent)
         slot.extent.step(slot.index)
         slot.pins = 1
         slot.extent.pinned += 1
@@ -130,7 +131,20 @@ class BlockCache:
         slot.pins = 0
         slot.extent.pinned -= 1
         slot.extent.step(slot.index)
-        self._shelf(slot).free.append(slot)
+        self._free(slot)
+        self._offer(slot.extent)
+
+    def give(self, extent: Extent) -> None:
+        """One more session has it, and can read it until it ends."""
+        self._withdraw(self._shelf(extent), extent)
+        extent.given += 1
+
+    def take_back(self, extents: Iterable[Extent]) -> None:
+        """A session that was given each of them has ended."""
+        for extent in extents:
+            extent.given -= 1
+            assert extent.given >= 0
+            self._offer(extent)
 
     def pin(self, slots: Iterable[Slot]) -> None:
         """They are used now, and stay until they are unpinned. Each holds something."""
@@ -140,8 +154,10 @@ class BlockCache:
         # Thousands of a prompt at a time: neighbours are mostly of one extent.
         for slot in slots:
             if slot.extent is not extent or shelf is None:
-                extent, shelf = slot.extent, self._shelf(slot)
-                shelf.used = tick
+                extent = slot.extent
+                shelf = self._shelf(extent)
+                self._withdraw(shelf, extent)
+                self._touch(shelf, extent)
             if slot.pins == 0:
                 del shelf.idle[keys[slot]]
                 extent.pinned += 1
@@ -155,13 +171,16 @@ class BlockCache:
             assert slot.pins >= 0
             if slot.pins:
                 continue
-            slot.extent.pinned -= 1
+            extent = slot.extent
+            extent.pinned -= 1
             key = self._keys[slot]
             if self._held.get(key) is slot:
-                self._shelf(slot).idle[key] = slot
+                self._shelf(extent).idle[key] = slot
             else:
                 # It was forgotten while somebody read it.
                 self._release(slot)
+            if extent.pinned == 0:
+                self._offer(extent)
 
     def forget(self, keys: Iterable[Key]) -> None:
         """They are not to be handed out any more. Who pins one keeps it until then."""
@@ -173,7 +192,7 @@ class BlockCache:
                 continue
             self.held_bytes -= slot.length
             if slot.pins == 0:
-                del self._shelf(slot).idle[key]
+                del self._shelf(slot.extent).idle[key]
                 self._release(slot)
 
     def move(self, moves: Mapping[K, K]) -> None:
@@ -181,7 +200,7 @@ class BlockCache:
         for old in moves.keys() & self._held.keys():
             new, slot = moves[old], self._held.pop(old)
             if slot.pins == 0:
-                idle = self._shelf(slot).idle
+                idle = self._shelf(slot.extent).idle
                 del idle[old]
                 idle[new] = slot
             self._held[new] = slot
@@ -196,7 +215,7 @@ class BlockCache:
         extents = [extent for shelf in self._shelves.values() for extent in shelf.extents]
         assert self.allocated_bytes == sum(extent.bytes for extent in extents) <= self._budget
         slots = {slot for extent in extents for slot in extent.slots}
-        free = {slot for shelf in self._shelves.values() for slot in shelf.free}
+        free = {slot for shelf in self._shelves.values() for each in shelf.free.values() for slot in each}
         assert free | set(self._keys) == slots
         assert not free & set(self._keys)
         assert all(slot.pins == 0 for slot in free)
@@ -207,44 +226,70 @@ class BlockCache:
         for extent in extents:
             assert extent.pinned == sum(slot.pins > 0 for slot in extent.slots)
         for shelf in self._shelves.values():
+            assert shelf.extents
+            assert shelf.spare == {each for each in shelf.extents if not (each.pinned or each.given)}
+            assert shelf.spare_bytes == sum(extent.bytes for extent in shelf.spare)
+            assert all(
+                slots and all(slot.extent is extent for slot in slots) for extent, slots in shelf.free.items()
+            )
             assert all(
                 slot.pins == 0 and self._held[key] is slot and slot.extent.domain == shelf.domain
                 for key, slot in shelf.idle.items()
             )
+        assert self._spare.keys() == {shelf for shelf in self._shelves.values() if shelf.spare}
+        used = [shelf.used for shelf in self._spare]
+        assert used == sorted(used)
+        assert self._spare_bytes == sum(shelf.spare_bytes for shelf in self._spare)
         idle = sum(len(shelf.idle) for shelf in self._shelves.values())
         assert idle == sum(slot.pins == 0 for slot in self._keys)
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
-    def _shelf(self, slot: Slot) -> _Shelf:
-        return self._shelves[slot.extent.domain, slot.extent.slot_bytes]
+    def _shelf(self, extent: Extent) -> _Shelf:
+        return self._shelves[extent.domain, extent.slot_bytes]
 
     def _use(self, slot: Slot) -> None:
         self._ticks += 1
-        slot.tick = self._shelf(slot).used = self._ticks
+        slot.tick = self._ticks
+        self._touch(self._shelf(slot.extent), slot.extent)
+
+    def _touch(self, shelf: _Shelf, extent: Extent) -> None:
+        """They are used at this tick."""
+        shelf.used = extent.tick = self._ticks
+        if shelf.spare:
+            self._spare.move_to_end(shelf)
 
     def _take(self, shelf: _Shelf) -> Slot | None:
-        """A free slot; made, or of what was used least recently, or of a shelf that nobody has used for longer."""
+        """A free slot; made, or of what was used least recently, or of shelves that nobody has used for longer."""
         if not shelf.free and not self._grow(shelf):
             oldest = next(iter(shelf.idle.values()), None)
-            stale = self._stalest(shelf)
-            if stale is not None and (oldest is None or stale.used < oldest.tick):
-                self._shrink(stale)
-                self._grow(shelf)
-            elif oldest is not None:
+            gain = self._gain(shelf, before=None if oldest is None else oldest.tick)
+            for extent in gain:
+                self._give_up(extent)
+            if not (gain and self._grow(shelf)) and shelf.idle:
                 self._evict(shelf, next(iter(shelf.idle)))
-        return shelf.free.pop() if shelf.free else None
+        if not shelf.free:
+            return None
+        extent, slots = next(reversed(shelf.free.items()))
+        slot = slots.pop()
+        if not slots:
+            del shelf.free[extent]
+        return slot
+
+    def _lacking(self, shelf: _Shelf) -> int:
+        """Bytes of the budget that are not there for another extent, of as few slots as there may be."""
+        return PAGE + SLOTS_MIN * shelf.slot_bytes - (self._budget - self.allocated_bytes)
 
     def _grow(self, shelf: _Shelf) -> bool:
         """Where the budget has room for another extent; a smaller one at its end."""
+        if self._lacking(shelf) > 0:
+            return False
         least = PAGE + SLOTS_MIN * shelf.slot_bytes
         room = min(self._budget - self.allocated_bytes, max(self._extent_bytes, least))
         slots = room // (shelf.slot_bytes + GENERATION_BYTES)
         # A page more or less of generations.
-        while slots > 0 and whole_pages(GENERATION_BYTES * slots) + slots * shelf.slot_bytes > room:
+        while whole_pages(GENERATION_BYTES * slots) + slots * shelf.slot_bytes > room:
             slots -= 1
-        if slots < SLOTS_MIN:
-            return False
         slots = min(slots, SLOTS_MAX)
         try:
             extent = Extent(self._next_number, domain=shelf.domain, slot_bytes=shelf.slot_bytes, slots=slots)
@@ -253,33 +298,68 @@ class BlockCache:
             return False
         self._next_number += 1
         self.allocated_bytes += extent.bytes
-        shelf.extents.append(extent)
-        shelf.free += reversed(extent.slots)
+        self._shelves[shelf.domain, shelf.slot_bytes] = shelf
+        shelf.extents.add(extent)
+        shelf.free[extent] = extent.slots[::-1]
+        self._offer(extent)
         return True
 
-    def _stalest(self, but: _Shelf) -> _Shelf | None:
-        """Another shelf with an extent in which nothing is pinned."""
-        others = [
-            each
-            for each in self._shelves.values()
-            if each is not but and any(extent.pinned == 0 for extent in each.extents)
-        ]
-        return min(others, key=lambda each: each.used, default=None)
+    def _gain(self, shelf: _Shelf, *, before: int | None) -> list[Extent]:
+        """Spare extents of others, those used longest ago, without which there is room for another one of this shelf. None
+        unless there is, nor of who used any of theirs since the tick `before`."""
+        lacking = self._lacking(shelf)
+        if not 0 < lacking <= self._spare_bytes - shelf.spare_bytes:
+            return []
+        gain: list[Extent] = []
+        for other in self._spare:
+            if before is not None and other.used >= before:
+                break
+            if other is shelf:
+                continue
+            for extent in sorted(other.spare, key=lambda each: each.tick):
+                gain.append(extent)
+                lacking -= extent.bytes
+                if lacking <= 0:
+                    return gain
+        return []
 
-    def _shrink(self, shelf: _Shelf) -> None:
-        """Give up the unpinned extent whose newest use is the oldest."""
-        unpinned = [extent for extent in shelf.extents if extent.pinned == 0]
-        extent = min(unpinned, key=lambda each: max(slot.tick for slot in each.slots))
+    def _give_up(self, extent: Extent) -> None:
+        """A spare one."""
+        shelf = self._shelf(extent)
         for slot in extent.slots:
             key = self._keys.get(slot)
             if key is not None:
                 self._evict(shelf, key)
-        gone = set(extent.slots)
-        shelf.free = [slot for slot in shelf.free if slot not in gone]
+        self._withdraw(shelf, extent)
+        del shelf.free[extent]
         shelf.extents.remove(extent)
+        if not shelf.extents:
+            del self._shelves[shelf.domain, shelf.slot_bytes]
         self.allocated_bytes -= extent.bytes
-        self._on_drop(extent)
         extent.close()
+
+    def _offer(self, extent: Extent) -> None:
+        """It may go for others, if nothing of it is pinned and no session has it."""
+        if extent.pinned or extent.given:
+            return
+        shelf = self._shelf(extent)
+        if not shelf.spare:
+            self._ticks += 1
+            shelf.used = self._ticks
+            self._spare[shelf] = None
+        shelf.spare.add(extent)
+        shelf.spare_bytes += extent.bytes
+        self._spare_bytes += extent.bytes
+
+    def _withdraw(self, shelf: _Shelf, extent: Extent) -> None:
+        """It stays, if it was spare."""
+        if extent not in shelf.spare:
+            return
+        shelf.spare.remove(extent)
+        shelf.spare_bytes -= extent.bytes
+        self._spare_bytes -= extent.bytes
+        if not shelf.spare:
+            del self._spare[shelf]
 
     def _evict(self, shelf: _Shelf, key: Key) -> None:
         slot = shelf.idle.pop(key)
@@ -293,4 +373,7 @@ class BlockCache:
         del self._keys[slot]
         slot.extent.step(slot.index)
         slot.extent.step(slot.index)
-        self._shelf(slot).free.append(slot)
+        self._free(slot)
+
+    def _free(self, slot: Slot) -> None:
+        self._shelf(slot.extent).free.setdefault(slot.extent, []).append(slot)

@@ -38,17 +38,17 @@ class Extent:
         self.descriptor = os.memfd_create(f"kvstore-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, self.bytes)
-            memory = mmap.mmap(self.descriptor, self.bytes)
+            self._memory = mmap.mmap(self.descriptor, self.bytes)
             with suppress(OSError):  # only faster
-                memory.madvise(mmap.MADV_HUGEPAGE)
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
             # Ours is mapped already, and stays writable.
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
         except BaseException:
             os.close(self.descriptor)
             raise
-        self.pinned = 0
-        """Slots in use by somebody; their owner counts."""
-        self._view = memoryview(memory)
+        self.pinned = self.given = self.tick = 0
+        """Their owner's notes: slots in use by somebody, sessions that have the descriptor, and the last use of any slot."""
+        self._view = memoryview(self._memory)
         self._generations = self._view[: GENERATION_BYTES * slots].cast("Q")
         self.slots = [Slot(self, index) for index in range(slots)]
 
@@ -69,6 +69,11 @@ class Extent:
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+        self._generations.release()
+        self._view.release()
+        # Where a view of a slot is still about, as of a call that has failed, its end is the mapping's.
+        with suppress(BufferError):
+            self._memory.close()
 
 
 class Slot:

@@ -276,6 +276,8 @@ class Engine:
         self.uploads.end_where(lambda upload: upload.session == session.id)
         self.handoffs.end_session(session.id, now)
         self.flights.end_session(session.id)
+        if self.reader.memory is not None:
+            self.reader.memory.take_back(session.extents)
         self.activity.note()
 
     def expire(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence, Set
 from contextlib import aclosing
 
 from kvstore.core import FetchItem, Lease
@@ -15,6 +15,7 @@ from kvstore.service.pins import Pins
 from kvstore.service.reader import BATCH_ITEMS, Read
 from kvstore.service.session import Session
 from kvstore.service.status import Context
+from kvstore.types import ItemKind
 from kvstore.v1 import cache_pb2 as pb
 
 
@@ -43,13 +44,16 @@ class MapCalls:
         async with aclosing(replies):
             async for reply in replies:
                 await send_under(engine, lease, session, context, reply)
+                engine.counts["mapped_items_total"] += len(reply.extent) - list(reply.extent).count(0)
 
 
 class _Mapping:
     """One call. What it names stays for the lease, which it looks up again whenever something else may have run."""
 
     def __init__(self, engine: Engine, pins: Pins, lease: Lease, session: Session, domain: str) -> None:
+        assert engine.reader.memory is not None
         self._engine = engine
+        self._memory = engine.reader.memory
         self._pins = pins
         self._lease = lease
         self._session = session
@@ -66,42 +70,49 @@ class _Mapping:
             self._engine, self._lease, first_block=first, block_count=end - first, state=request.state
         )
         number = 0
-        async with aclosing(self._engine.reader.read(rest.items(), rest)) as batches:
+        # What has no room comes by Fetch, and is read from the disk for that, once.
+        async with aclosing(self._engine.reader.read(rest.items(), rest, in_memory=True)) as batches:
             async for reads in batches:
                 yield await self._read(rest, number, reads)
                 number += len(reads)
 
     def _in_memory(self, first: int, count: int) -> pb.MapReply | None:
         """None unless all of these blocks are in memory."""
-        engine, lease = self._engine, self._held()
-        memory = engine.reader.memory
-        assert memory is not None
-        places = engine.core.fetch_places(lease, first_block=first, block_count=count)
-        slots = memory.find_all(self._domain, places) if len(places) == count else None
+        lease = self._held()
+        places = self._engine.core.fetch_places(lease, first_block=first, block_count=count)
+        slots = self._memory.find_all(self._domain, places) if len(places) == count else None
         if slots is None:
             return None
-        self._give({slot.extent for slot in slots})
-        self._pins.keep(lease.lease_id, slots)
-        return self._reply([_row(slot) for slot in slots], range(first, first + count))
+        extents = {slot.extent for slot in slots}
+        given = self._given(extents)
+        index = range(first, first + count)
+        if len(given) == len(extents):
+            self._pins.keep(lease.lease_id, slots)
+            return reply_of([_row(slot) for slot in slots], index)
+        self._pins.keep(lease.lease_id, [slot for slot in slots if slot.extent in given])
+        return reply_of([_shown(slot, ItemKind.BLOCK, given) for slot in slots], index)
 
     async def _read(self, leased: LeasedItems, number: int, reads: Sequence[Read]) -> pb.MapReply:
         """Of a batch of the reader's, while it is lent."""
-        rows: list[Row] = []
-        index: list[int] = []
-        extents: set[Extent] = set()
-        for offset, read in enumerate(reads):
-            kind, at = leased.place_of(number + offset)
+        slots: list[Slot | None] = []
+        for read in reads:
             slot = read.slot
             if slot is None and read.item is not None and read.item.payload is not None:
                 slot = await self._pooled(read.item)
-            if slot is not None:
-                extents.add(slot.extent)
-            rows.append(absent(kind) if slot is None else _row(slot))
-            index.append(at)
+            slots.append(slot)
         lease = self._held()
-        self._give(extents)
-        self._pins.keep(lease.lease_id, [read.slot for read in reads if read.slot is not None])
-        return self._reply(rows, index)
+        given = self._given({slot.extent for slot in slots if slot is not None})
+        self._pins.keep(
+            lease.lease_id,
+            [read.slot for read in reads if read.slot is not None and read.slot.extent in given],
+        )
+        rows: list[Row] = []
+        index: list[int] = []
+        for offset, slot in enumerate(slots):
+            kind, at = leased.place_of(number + offset)
+            rows.append(_shown(slot, kind, given))
+            index.append(at)
+        return reply_of(rows, index)
 
     async def _pooled(self, item: FetchItem) -> Slot | None:
         """The lease's copy of the state that it covers; kept for it."""
@@ -121,14 +132,17 @@ class _Mapping:
     def _held(self) -> Lease:
         return self._engine.lease(self._lease.lease_id, self._session.id)
 
-    def _give(self, extents: Iterable[Extent]) -> None:
-        for extent in extents:
+    def _given(self, extents: Set[Extent]) -> Set[Extent]:
+        """Those of them that the session has, as it may be told of them now. What lies in others comes by Fetch."""
+        for extent in extents - self._session.extents:
             assert extent.domain == self._domain, "a session is given its own domain's memory only"
-            self._session.give(extent)
+            if self._session.give(extent):
+                self._memory.give(extent)
+        return extents & self._session.extents
 
-    def _reply(self, rows: Sequence[Row], index: Sequence[int]) -> pb.MapReply:
-        self._engine.counts["mapped_items_total"] += sum(row.extent > 0 for row in rows)
-        return reply_of(rows, index)
+
+def _shown(slot: Slot | None, kind: ItemKind, given: Set[Extent]) -> Row:
+    return absent(kind) if slot is None or slot.extent not in given else _row(slot)
 
 
 def _row(slot: Slot) -> Row:

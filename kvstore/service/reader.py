@@ -74,16 +74,25 @@ Part = tuple[int, int]
 """Bytes [begin, end) of each payload."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a list is read for. `in_memory`: only what has a slot is wanted."""
+
+    sources: Sources
+    part: Part | None
+    in_memory: bool
+
+
 @dataclass(slots=True, eq=False)
 class _Batch:
     """`slots`: where the items lie in memory, pinned; None for what is to be read, or lies in the pool. `disk_bytes`: of the
-    others, for which the gate is asked. `stale`: places that were listed, and are nobody's any more."""
+    others, for which the gate is asked. `stale`: places that are nobody's any more since it was listed."""
 
     first: int
     items: list[FetchItem | None] = field(default_factory=list)
     slots: list[Slot | None] = field(default_factory=list)
     disk_bytes: int = 0
-    stale: set[Place] = field(default_factory=set)
+    stale: list[frozenset[Place]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +142,27 @@ class Reader:
         self.read_bytes_total = 0
 
     async def read(
-        self, items: Iterable[FetchItem | None], sources: Sources, *, part: Part | None = None
+        self,
+        items: Iterable[FetchItem | None],
+        sources: Sources,
+        *,
+        part: Part | None = None,
+        in_memory: bool = False,
     ) -> AsyncGenerator[Sequence[Read], None]:
         """The items in their order, in batches, one read ahead; `items` is asked for no more than that. `part`: these
-        bytes of each payload instead of all. A batch's payloads are good until the next one is asked for: the memory is used
-        again. Who stops early closes the iterator (`aclosing`)."""
+        bytes of each payload instead of all. `in_memory`: what memory has no room for is not read, and has no payload. A
+        batch's payloads are good until the next one is asked for: the memory is used again. Who stops early closes the
+        iterator (`aclosing`)."""
+        asked = _Asked(sources, part, in_memory)
         batches = self._cut(items, sources.domain, part)
         ahead = None
         try:
-            ahead = self._start(batches, sources, part)
+            ahead = self._start(batches, asked)
             while ahead is not None:
                 loan = await ahead.task
                 ahead = None
                 try:
-                    ahead = self._start(batches, sources, part)
+                    ahead = self._start(batches, asked)
                     yield loan.reads
                 finally:
                     self._end(loan)
@@ -159,15 +175,20 @@ class Reader:
         """What lies at these places is nobody's any more, and must not be found in memory."""
         if self.memory is not None:
             self.memory.forget(places)
-        for batch in self._listed:
-            batch.stale.update(places)
+        self._note_stale(places)
 
     def moved(self, moves: Mapping[Place, Place]) -> None:
         """The same bytes lie at other places of the log now."""
         if self.memory is not None:
             self.memory.move(moves)
-        for batch in self._listed:
-            batch.stale.update(moves)
+        self._note_stale(moves)
+
+    def _note_stale(self, places: Collection[Place]) -> None:
+        # All of a store can leave while hundreds of batches wait.
+        if self._listed:
+            gone = frozenset(places)
+            for batch in self._listed:
+                batch.stale.append(gone)
 
     async def copied(self, item: FetchItem, domain: str) -> Slot | None:
         """What lies in the pool, copied into a slot of its own, which goes when the caller unpins it. None without room."""
@@ -185,11 +206,11 @@ class Reader:
         slot.about = row_of(item, slot)
         return slot
 
-    def _start(self, batches: Iterator[_Batch], sources: Sources, part: Part | None) -> _Ahead | None:
+    def _start(self, batches: Iterator[_Batch], asked: _Asked) -> _Ahead | None:
         batch = next(batches, None)
         if batch is None:
             return None
-        task = asyncio.get_running_loop().create_task(self._read_batch(batch, sources, part))
+        task = asyncio.get_running_loop().create_task(self._read_batch(batch, asked))
         return _Ahead(batch, task)
 
     def _end(self, loan: _Loan) -> None:
@@ -232,20 +253,19 @@ class Reader:
         if batch.disk_bytes:
             self.gate.leave(batch.disk_bytes)
 
-    async def _read_batch(self, batch: _Batch, sources: Sources, part: Part | None) -> _Loan:
+    async def _read_batch(self, batch: _Batch, asked: _Asked) -> _Loan:
         await self._enter(batch)
         done = False
         try:
             # Where this is cancelled the room is not taken back: a thread may still be reading into it.
-            payloads, room = await self._payloads(batch, sources.domain, part)
+            payloads, room, left_out = await self._payloads(batch, asked)
             reads = []
             rows = zip(batch.items, batch.slots, payloads, strict=True)
             for offset, (item, slot, payload) in enumerate(rows):
-                if item is not None and payload is None:
-                    reads.append(await self._once_more(batch.first + offset, item, sources, part))
+                if item is not None and payload is None and offset not in left_out:
+                    reads.append(await self._once_more(batch.first + offset, item, asked))
                 else:
                     reads.append(Read(item, payload, slot))
-            self.read_bytes_total += batch.disk_bytes
             done = True
             return _Loan(reads, batch, room)
         finally:
@@ -253,8 +273,9 @@ class Reader:
                 self._leave(batch)
                 self._unpin(batch)
 
-    async def _once_more(self, number: int, item: FetchItem, sources: Sources, part: Part | None) -> Read:
+    async def _once_more(self, number: int, item: FetchItem, asked: _Asked) -> Read:
         """It was not at its place. Read it where it has moved to; what cannot be read where it stays is damaged."""
+        sources = asked.sources
         while True:
             await sources.settled()
             now = sources.again(number)
@@ -263,42 +284,61 @@ class Reader:
             if now.place == item.place:
                 sources.damaged(now)
                 return Read(now, None)
-            payload = await self._payload(now, part)
+            if asked.in_memory:
+                return Read(now, None)
+            payload = await self._payload(now, asked.part)
             if payload is not None:
                 return Read(now, payload)
             item = now
 
     async def _payloads(
-        self, batch: _Batch, domain: str, part: Part | None
-    ) -> tuple[list[BytesLike | None], memoryview | None]:
-        """The payloads, and the room in which those lie that have no slot. What was read into slots has them in the batch
-        from then on."""
-        numbers = [
-            number
-            for number, (item, slot) in enumerate(zip(batch.items, batch.slots, strict=True))
-            if slot is None and item is not None and item.place is not None
-        ]
-        found: dict[int, BytesLike | None] = {}
-        room = None
+        self, batch: _Batch, asked: _Asked
+    ) -> tuple[list[BytesLike | None], memoryview | None, Collection[int]]:
+        """The payloads, the room in which those lie that have no slot, and the numbers of those that were not to be read
+        since they have none. What was read into slots has them in the batch from then on."""
+        domain, part = asked.sources.domain, asked.part
         self._listed.discard(batch)
-        if numbers:
-            items = [item for number in numbers if (item := batch.items[number]) is not None]
-            begun = [None if item.place in batch.stale else self._begin(item, domain, part) for item in items]
-            wanted = [_wanted(item, part, slot) for item, slot in zip(items, begun, strict=True)]
+        found: dict[int, BytesLike | None] = {}
+        left_out: dict[int, FetchItem] = {}
+        reading: list[tuple[int, FetchItem, Slot | None]] = []
+        gone = _gone(batch)
+        for number, (item, held) in enumerate(zip(batch.items, batch.slots, strict=True)):
+            if held is not None or item is None or item.place is None:
+                continue
+            slot = None if item.place in gone else self._begin(item, domain, part)
+            if slot is None and self._is_there_now(batch, number, item, asked):
+                continue
+            if slot is None and asked.in_memory:
+                left_out[number] = item
+            else:
+                reading.append((number, item, slot))
+        room = None
+        if reading:
+            wanted = [_wanted(item, part, slot) for _, item, slot in reading]
+            slots = [slot for _, _, slot in reading]
             payloads, room = await self._in_thread(
-                lambda: self._read_in_room(wanted, begun), [slot for slot in begun if slot is not None]
+                lambda: self._read_in_room(wanted, slots), [slot for slot in slots if slot is not None]
             )
-            for number, item, slot, payload in zip(numbers, items, begun, payloads, strict=True):
+            for (number, item, slot), payload in zip(reading, payloads, strict=True):
+                if payload is not None:
+                    self.read_bytes_total += memoryview(payload).nbytes
                 if slot is not None and self._finish(item, slot, came=payload is not None):
                     batch.slots[number] = slot
-                elif slot is None and part is None and (theirs := self._find_again(item, domain)) is not None:
-                    batch.slots[number] = theirs
-                else:
+                elif slot is not None or not self._is_there_now(batch, number, item, asked):
                     found[number] = payload
-        return [
-            found[number] if number in found else _lying(item, slot, part)
-            for number, (item, slot) in enumerate(zip(batch.items, batch.slots, strict=True))
-        ], room
+            left_out = {
+                number: item
+                for number, item in left_out.items()
+                if not self._is_there_now(batch, number, item, asked)
+            }
+        return (
+            [
+                found[number] if number in found else _lying(item, slot, part)
+                for number, (item, slot) in enumerate(zip(batch.items, batch.slots, strict=True))
+            ],
+            room,
+            left_out,
+        )
 
     def _begin(self, item: FetchItem, domain: str, part: Part | None) -> Slot | None:
         """Where a whole item is to be read to, if memory has room."""
@@ -405,7 +445,7 @@ class Reader:
                     current.slots.append(slot)
                     current.disk_bytes += length
             if current.items:
-                last, current = current, self._new(0)
+                last, current = current, _Batch(0)
                 yield last
         finally:
             # What nobody took: the list ended with an error, or nobody wants more of it.
@@ -419,15 +459,22 @@ class Reader:
     def _find(self, place: Place, domain: str) -> Slot | None:
         return None if self.memory is None else self.memory.find(domain, place)
 
-    def _find_again(self, item: FetchItem, domain: str) -> Slot | None:
-        """Where another fetch has read it to meanwhile, pinned."""
-        if self.memory is None or item.place is None:
-            return None
-        slots = self.memory.find_all(domain, [item.place])
+    def _is_there_now(self, batch: _Batch, number: int, item: FetchItem, asked: _Asked) -> bool:
+        """Whether another fetch has read it to memory since it was listed; the batch has it pinned then."""
+        if self.memory is None or asked.part is not None or item.place is None:
+            return False
+        slots = self.memory.find_all(asked.sources.domain, [item.place])
         if slots is None:
-            return None
+            return False
         self.memory.pin(slots)
-        return slots[0]
+        [batch.slots[number]] = slots
+        return True
+
+
+def _gone(batch: _Batch) -> set[Place]:
+    """Of its places, those that are nobody's any more."""
+    places = {item.place for item in batch.items if item is not None and item.place is not None}
+    return {place for stale in batch.stale for place in places & stale}
 
 
 def _fill(slot: Slot, payload: BytesLike) -> None:

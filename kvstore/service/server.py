@@ -23,7 +23,7 @@ from kvstore.clock import Clock, SystemClock
 from kvstore.config import ServiceConfig
 from kvstore.core import Core, Limits, LoadReport
 from kvstore.errors import ConfigError, PolicyTooLarge
-from kvstore.memory import BlockCache, Extent, why_not_mapped
+from kvstore.memory import BlockCache, why_not_mapped
 from kvstore.memory.cache import EXTENT_BYTES
 from kvstore.policy.window import WindowPolicy
 from kvstore.pool.handoffs import HandoffTable
@@ -79,8 +79,10 @@ QUIET_SECONDS = 1.0
 """At a stop, leases and reservations whose owners do nothing for so long are not waited for."""
 LAST_CALLS_SECONDS = 2.0
 
-DESCRIPTORS_PER_SESSION = 2
-"""The session's own connection and its calls'."""
+DESCRIPTORS_PER_SESSION = 3
+"""The session's own connection, twice, and its calls'."""
+DESCRIPTORS_PER_EXTENT = 2
+"""One to pass on, and one that mmap keeps."""
 DESCRIPTORS_BESIDE = 1024
 """Segments, the catalogue, smaller extents, connections without a session, what the libraries need."""
 
@@ -111,7 +113,9 @@ def main_blocking(
     # Sockets and files are for this user alone; nothing here is ever meant for another.
     os.umask(0o077)
     extents = max(EXTENTS_MIN, config.cache_bytes // EXTENT_BYTES)
-    allow_descriptors(DESCRIPTORS_PER_SESSION * config.sessions + extents + DESCRIPTORS_BESIDE)
+    allow_descriptors(
+        DESCRIPTORS_PER_SESSION * config.sessions + DESCRIPTORS_PER_EXTENT * extents + DESCRIPTORS_BESIDE
+    )
     if not dumpable:
         forbid_dumps()
     serve = run_service(config, ready=ready)
@@ -306,7 +310,7 @@ class _Service:
     def _engine(self, writer_thread: ThreadPoolExecutor, reader_threads: ThreadPoolExecutor) -> Engine:
         config = self._config
         self._time.start_no_earlier(self._recovery.records.newest_use() - LAST_USE_STEP_SECONDS)
-        memory = self._memory_to_map(lambda extent: engine.sessions.drop(extent))  # noqa: PLW0108 -- made below
+        memory = self._memory_to_map()
         pins = None if memory is None else Pins(memory)
         core = Core(
             pool=StatePool(config.pool_bytes, config.pool_ttl),
@@ -356,13 +360,13 @@ class _Service:
         engine.attach(writer, Registry(core, self._store, writer))
         return engine
 
-    def _memory_to_map(self, on_drop: Callable[[Extent], None]) -> BlockCache | None:
+    def _memory_to_map(self) -> BlockCache | None:
         because = why_not_mapped()
         if because:
             log.warning("nothing is kept in memory for clients to map: %s", because)
             return None
         budget = self._config.cache_bytes
-        return BlockCache(budget, extent_bytes=min(EXTENT_BYTES, budget // EXTENTS_MIN), on_drop=on_drop)
+        return BlockCache(budget, extent_bytes=min(EXTENT_BYTES, budget // EXTENTS_MIN))
 
     async def _load(self, engine: Engine, thread: ThreadPoolExecutor) -> LoadReport:
         """The index, from what recovery found. In a thread: nobody else has the core yet, and health is to answer."""

@@ -23,8 +23,9 @@ PROTOCOL = 1
 SESSION_METADATA = "kvstore-session"
 _PEER = struct.Struct("=iII")  # pid, uid, gid
 
-Tell = Callable[[dict[str, object], int | None], bool]
-"""Writes one line, with a descriptor or without, and says whether it was taken."""
+Tell = Callable[[dict[str, object], int], bool]
+"""Writes one line with a descriptor, and says whether this system let it go on its way. ConnectionError where the other end
+does not take it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -36,32 +37,26 @@ class Session:
     ended: asyncio.Future[None] = field(repr=False)
     hang_up: Callable[[], None] = field(repr=False)
     _tell: Tell = field(repr=False)
-    _extents: set[int] = field(default_factory=set, repr=False)
-    """Numbers of those whose descriptors it was given."""
+    extents: set[Extent] = field(default_factory=set, repr=False)
+    """Those whose descriptors it was given: it may read them until it ends."""
 
-    def give(self, extent: Extent) -> None:
-        """Tell the other end of an extent, with its descriptor, unless it has been told. UnknownSession where it does not
-        take that at once: it does not read what it is told, and the connection ends."""
-        if extent.number in self._extents:
-            return
-        if self._tell({"extent": extent.number, "bytes": extent.bytes}, extent.descriptor):
-            self._extents.add(extent.number)
-            return
-        self.hang_up()
-        raise UnknownSession(
-            "the session's end does not read what it is told; the connection was closed",
-            field="kvstore-session",
-            value=self.id,
-            allowed="an end that takes each line of its session connection",
-        )
-
-    def drop(self, extent: Extent) -> None:
-        """The extent is given up; whoever was told of it hears that. The connection ends where it does not."""
-        if extent.number not in self._extents:
-            return
-        self._extents.remove(extent.number)
-        if not self._tell({"dropped": extent.number}, None):
+    def give(self, extent: Extent) -> bool:
+        """Tell the other end of an extent, with its descriptor; whether it has it now. It has not where this system has
+        nothing left to pass it with. UnknownSession where the other end does not take it at once: it does not read what it
+        is told, and the connection ends."""
+        try:
+            if not self._tell({"extent": extent.number, "bytes": extent.bytes}, extent.descriptor):
+                return False
+        except ConnectionError as error:
             self.hang_up()
+            raise UnknownSession(
+                "the session's end does not read what it is told; the connection was closed",
+                field="kvstore-session",
+                value=self.id,
+                allowed="an end that takes each line of its session connection",
+            ) from error
+        self.extents.add(extent)
+        return True
 
 
 class Sessions:
@@ -117,11 +112,6 @@ class Sessions:
             )
         return session
 
-    def drop(self, extent: Extent) -> None:
-        """Tell all who were given it. Called from the event loop's thread, too."""
-        for session in list(self._open.values()):
-            session.drop(extent)
-
     def close_all(self) -> None:
         """The service is going: hang up on everyone."""
         for session in list(self._open.values()):
@@ -144,10 +134,18 @@ class _Connection(asyncio.Protocol):
         self._sessions = sessions
         self._session: Session | None = None
         self._transport: asyncio.Transport | None = None
+        self._own: socket.socket | None = None
+        self._is_short = False
+        """Whether it has been said that this system has nothing left to pass descriptors with."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # a stream's, whichever loop made it
-        peer = _peer(self._transport)
+        try:
+            self._own = _duplicate(self._transport)
+        except OSError as error:
+            self._refuse({"error": LimitExceeded.code, "message": f"no session: {error.strerror}"})
+            return
+        peer = _peer(self._own)
         if peer is not None and peer[1] != os.geteuid():
             self._refuse(
                 {"error": "UNKNOWN_SESSION", "message": f"sessions are for uid {os.geteuid()}, not {peer[1]}"}
@@ -169,6 +167,8 @@ class _Connection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._own is not None:
+            self._own.close()
         if self._session is not None:
             self._sessions.end(self._session)
 
@@ -176,25 +176,31 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(json.dumps(line).encode() + b"\n")
 
-    def _tell(self, line: dict[str, object], descriptor: int | None) -> bool:
-        """Write a line at once, with a descriptor beside its first byte; whether all of it was taken. Nothing waits: a line
-        comes before the answer that needs it, or not at all."""
-        transport = self._transport
+    def _tell(self, line: dict[str, object], descriptor: int) -> bool:
+        """Write a line at once, with a descriptor beside its first byte. Nothing waits: a line comes before the answer that
+        needs it, or not at all."""
+        transport, own = self._transport, self._own
         assert transport is not None
+        assert own is not None
         if transport.is_closing() or transport.get_write_buffer_size():
-            return False
+            raise ConnectionError("it is gone, or has not taken what was said before")
         data = json.dumps(line).encode() + b"\n"
-        rights = (
-            []
-            if descriptor is None
-            else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("=i", descriptor))]
-        )
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("=i", descriptor))]
         try:
-            with _duplicate(transport) as own:
-                return own.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == len(data)
+            sent = own.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError as error:
+            raise ConnectionError("it does not read") from error
+        except ConnectionError:
+            raise
         except OSError as error:
-            log.warning("a session takes no more lines: %s", error.strerror)
+            # Of ours, or of all of this user's: too many descriptors on their way, no memory. Nothing of the line has gone.
+            if not self._is_short:
+                log.warning("a session is not given all memory that it could map: %s", error.strerror)
+            self._is_short = True
             return False
+        if sent < len(data):
+            raise ConnectionError("it does not read")
+        return True
 
     def _refuse(self, line: dict[str, object]) -> None:
         self._sessions.refused_total += 1
@@ -207,11 +213,10 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
 
-def _peer(transport: asyncio.Transport) -> tuple[int, int, int] | None:
+def _peer(connection: socket.socket) -> tuple[int, int, int] | None:
     """(pid, uid, gid) of the other end, as the kernel says; None where the platform does not tell."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None
-    with _duplicate(transport) as own:
-        pid, uid, gid = _PEER.unpack(own.getsockopt(socket.SOL_SOCKET, option, _PEER.size))
+    pid, uid, gid = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, option, _PEER.size))
     return pid, uid, gid

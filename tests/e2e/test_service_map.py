@@ -416,43 +416,70 @@ def test_a_client_can_neither_write_to_what_it_was_given_nor_change_its_size(ser
         assert all(chain.is_right(header, data) for header, data in items)
 
 
-def test_a_client_that_does_not_read_what_it_is_told_is_hung_up_on_and_nobody_else() -> None:
-    # Every other namespace is a domain of its own; there is room for sixteen extents, and they come and go.
-    with (
-        running_service(cache=TINY_CACHE, sessions=10) as service,
-        session(service) as (raw, mapped),
-        Raw(service.directory) as deaf,
-    ):
-        told = 0
-        error = ""
-        while not error:
-            assert told < 4000, "a session that reads nothing was told everything"
-            chain = stored(deaf, f"domain {told}", 2)
-            found = deaf.lookup(chain)
-            try:
-                list(
-                    deaf.cache.Map(
-                        pb.MapRequest(lease_id=found.lease_id, block_count=1),
-                        timeout=10,
-                        metadata=deaf.metadata,
-                    )
-                )
-                release(deaf, found)
-            except grpc.RpcError as refused:
-                error = error_of(refused)
-            told += 1
-            if told % 20 == 1:
-                mine = stored(raw, f"mine {told}", 2)
-                lease = raw.lookup(mine)
-                [shown] = mapped.map(lease.lease_id, count=1)
-                assert mine.is_right(header_of(shown), mapped.payload(shown))
-                release(raw, lease)
-        assert error == "UNKNOWN_SESSION"
+def test_what_a_tenants_session_was_given_stays_that_tenants_until_the_session_ends() -> None:
+    with running_service(cache=TINY_CACHE) as service, session(service) as (raw, mapped):
+        slots = TINY_CACHE // 4096
+        one, two = stored(raw, "one", slots), stored(raw, "two", slots)
+        # Who only fetches has been given nothing.
+        found = raw.lookup(two)
+        raw.fetch(found.lease_id, count=blocks_of(two, found))
+        release(raw, found)
+        with session(service) as (other, its):
+            theirs = other.lookup(one)
+            shown = its.map(theirs.lease_id, count=blocks_of(one, theirs))
+            assert sum(each.extent > 0 for each in shown) > 0.9 * slots
+            release(other, theirs)
+            found = raw.lookup(two)
+            before = read_bytes(raw)
+            none = mapped.map(found.lease_id, count=blocks_of(two, found))
+            assert all(each.extent == 0 for each in none)
+            # It is read once, for the fetch that brings it.
+            assert read_bytes(raw) == before
+            items = raw.fetch(found.lease_id, count=blocks_of(two, found))
+            assert all(two.is_right(header, data) for header, data in items)
+            assert read_bytes(raw) - before == len(items) * two.namespace.block_bytes
+            its.listen()
+            assert its.memory.keys() == extents_of([each for each in shown if each.extent])
+            assert sum(map(len, its.memory.values())) <= TINY_CACHE
         wait_for(lambda: raw.stats()["sessions"] == 1)
+        shown = mapped.map(found.lease_id, count=blocks_of(two, found))
+        assert sum(each.extent > 0 for each in shown) > 0.9 * slots
+        assert raw.stats()["memory_allocated_bytes"] <= TINY_CACHE
+
+
+def test_what_a_session_cannot_be_given_comes_by_fetch_and_the_session_lives_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crowded = """
+import errno, socket
+class Crowded(socket.socket):
+    left = 3
+    def sendmsg(self, *said):
+        if Crowded.left:
+            Crowded.left -= 1
+            raise OSError(errno.ETOOMANYREFS, "too many on their way")
+        return super().sendmsg(*said)
+socket.socket = Crowded
+"""
+    monkeypatch.setattr("tests.support.service._PROGRAM", crowded + process._PROGRAM)
+    with running_service() as service, session(service) as (raw, mapped):
+        chain = stored(raw, "n", 6)
+        raw.store_items(chain.namespace, [chain.state(5, pool=True, ssd=False)])
+        found = raw.lookup(chain)
+        blocks = blocks_of(chain, found)
+        for _ in range(2):
+            shown = mapped.map(found.lease_id, count=blocks)
+            assert [(each.index, each.extent) for each in shown] == [(number, 0) for number in range(blocks)]
+            assert (raw.stats()["mapped_items"], raw.stats().get("mapped_items_total", 0)) == (0, 0)
+        items = raw.fetch(found.lease_id, count=blocks)
+        assert all(chain.is_right(header, data) for header, data in items)
+        [state] = mapped.map(found.lease_id, count=0, state=True)
+        assert state.extent == 0
+        shown = mapped.map(found.lease_id, count=blocks, state=True)
+        assert all(chain.is_right(header_of(each), mapped.payload(each)) for each in shown)
+        assert raw.stats()["mapped_items_total"] == blocks + 1
+        release(raw, found)
         assert raw.stats()["mapped_items"] == 0
-        mapped.listen()
-        assert mapped.dropped
-        assert len(mapped.memory) <= 16
 
 
 def test_descriptors_of_sessions_and_extents_that_are_gone_are_closed() -> None:

@@ -24,8 +24,9 @@ def bytes_of(domain: str, key: Key) -> bytes:
 class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.dropped: list[Extent] = []
-        self.cache = BlockCache(BUDGET, extent_bytes=EXTENT, on_drop=self.dropped.append)
+        self.given: list[Extent] = []
+        """As often as sessions have it."""
+        self.cache = BlockCache(BUDGET, extent_bytes=EXTENT)
         self.content: dict[tuple[str, Key], bytes] = {}
         """What lies where, by what is held or was pinned when it was."""
         self.pinned: list[tuple[Slot, int, bytes]] = []
@@ -81,6 +82,20 @@ class Machine(RuleBasedStateMachine):
     def unpin(self, data: st.DataObject) -> None:
         slot, _, _ = self.pinned.pop(data.draw(st.integers(0, len(self.pinned) - 1)))
         self.cache.unpin([slot])
+
+    @precondition(lambda self: self.pinned)
+    @rule(data=st.data())
+    def give(self, data: st.DataObject) -> None:
+        slot, _, _ = data.draw(st.sampled_from(self.pinned))
+        self.cache.give(slot.extent)
+        self.given.append(slot.extent)
+
+    @precondition(lambda self: self.given)
+    @rule(data=st.data())
+    def a_session_ends(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(1, len(self.given)))
+        ended, self.given = self.given[:count], self.given[count:]
+        self.cache.take_back(ended)
 
     @precondition(lambda self: self.content)
     @rule(data=st.data())
@@ -155,7 +170,10 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def books_add_up(self) -> None:
         self.cache.check()
-        assert all(extent.descriptor == -1 for extent in self.dropped)
+
+    @invariant()
+    def what_sessions_have_is_not_given_up(self) -> None:
+        assert all(extent.descriptor >= 0 for extent in self.given)
 
 
 TestMachine = pytest.mark.skipif(bool(why_not_mapped()), reason=why_not_mapped() or "it is mapped")(

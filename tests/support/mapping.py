@@ -37,7 +37,6 @@ class Mapped:
     raw: Raw
     memory: dict[int, mmap.mmap] = field(default_factory=dict)
     descriptors: dict[int, int] = field(default_factory=dict)
-    dropped: list[int] = field(default_factory=list)
     _line: bytes = b""
     _arrived: list[int] = field(default_factory=list)
 
@@ -58,11 +57,6 @@ class Mapped:
                 self._take(json.loads(line))
 
     def _take(self, said: dict[str, int]) -> None:
-        if "dropped" in said:
-            self.dropped.append(said["dropped"])
-            self.memory.pop(said["dropped"])
-            os.close(self.descriptors.pop(said["dropped"]))
-            return
         descriptor = self._arrived.pop(0)
         assert os.fstat(descriptor).st_size == said["bytes"]
         assert said["extent"] not in self.memory

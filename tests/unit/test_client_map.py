@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from kvstore_client import CacheClient, FetchedItem, Lease, MappedItem
 from kvstore_client.checks import make_checks
 from kvstore_client.lease import _private_items
 from tests.support.double import ServiceDouble, refuse, service_double
-from tests.support.extents import filled, give, line, map_reply, refill
+from tests.support.extents import filled, give, map_reply, refill
 from tests.support.service import short_directory
 
 NAMESPACE = b"n" * 32
@@ -268,16 +269,21 @@ def test_memory_that_ends_in_the_middle_is_gone_on_without(store: Store) -> None
     assert store.fetched == [(4, 4, True)]
 
 
-def test_an_extent_that_went_meanwhile_is_read_by_fetch(store: Store) -> None:
-    def dropped(request: pb.MapRequest, context: grpc.ServicerContext) -> Iterator[pb.MapReply]:
-        store.give()
-        store.double.sessions[-1].send(line({"dropped": 7}))
-        store.batch = 9
-        yield from store.map(request, context)
-
-    store.answer = dropped
+def test_what_lies_in_an_extent_that_this_process_could_not_take_is_read_by_fetch(store: Store) -> None:
+    store.batch = 9
+    lease = store.lease()
+    store.give()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        assert lease._connection.usable()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
     store.all()
     assert store.fetched == [(0, BLOCKS, True)]
+    assert store.maps == 1
 
 
 # ---- wrong --------------------------------------------------------------------------------------------------

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import aclosing
-from dataclasses import replace
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from kvstore.clock import ManualClock
 from kvstore.core import FetchItem
 from kvstore.errors import DeviceError, UnknownLease
 from kvstore.memory import BlockCache, Slot, why_not_mapped
-from kvstore.service.mapping import Row
+from kvstore.service.map_calls import MapCalls
+from kvstore.service.mapping import Row, row_of
 from kvstore.service.pins import Pins
+from kvstore.service.reader import BATCH_ITEMS
+from kvstore.service.session import Sessions
 from kvstore.store import Place, Record, RecordKind
-from kvstore.types import BlockKey, Checks, ItemId, ItemKind, Lineage
+from kvstore.types import BlockKey, BootId, Checks, ItemId, ItemKind, Lineage
+from kvstore.v1 import cache_pb2 as pb
 from tests.support.reading import NAMESPACE, SIZE, SLICE_ENDS, Rig, item, key_of, payload_of, rig
 
 pytestmark = pytest.mark.skipif(bool(why_not_mapped()), reason=why_not_mapped() or "it is mapped")
@@ -134,6 +142,71 @@ async def test_without_room_in_memory_everything_comes_all_the_same() -> None:
         assert memory.refused_total > 0
         assert made.rooms.lent == made.rooms.taken_back > 0
         memory.check()
+
+
+async def test_where_only_memory_is_wanted_what_has_no_room_there_is_not_read_and_not_held_for_damaged() -> (
+    None
+):
+    memory = BlockCache(2 << 20, extent_bytes=2 << 20)
+    with rig(20, memory=memory) as made:
+        taken = [memory.begin("another", (9, 9, number), room_bytes=SIZE) for number in range(7)]
+        calls = made.device.calls
+        async with aclosing(made.reader.read(made.items, made, in_memory=True)) as batches:
+            reads = [read async for each in batches for read in each]
+        assert [(read.item, read.payload, read.slot) for read in reads] == [
+            (item, None, None) for item in made.items
+        ]
+        assert (made.device.calls, made.reader.read_bytes_total, made.forgotten) == (calls, 0, [])
+        assert made.reader.gate.held_bytes == 0
+        # Where there is room for some of it, the rest is not read.
+        extent = taken[0].extent if taken[0] is not None else None
+        for slot in taken:
+            if slot is not None:
+                memory.abandon(slot)
+        assert extent is not None
+        async with aclosing(made.reader.read(made.items, made, in_memory=True)) as batches:
+            shown = [(read.slot is None, read.payload is None) async for each in batches for read in each]
+        assert set(shown) <= {(False, False), (True, True)}
+        count = shown.count((False, False))
+        assert made.reader.read_bytes_total == count * SIZE
+        assert count > 0
+        assert nothing_is_pinned(memory)
+
+
+async def test_what_another_read_while_this_waited_is_not_read_again() -> None:
+    memory = BlockCache(ROOMY)
+    with rig(3, memory=memory, gate_bytes=1) as made:
+        await made.reader.gate.enter(1)
+        task = asyncio.ensure_future(made.all())
+        await _until(lambda: bool(made.reader.gate._waiting))
+        for number, place in enumerate(places_of(made)):
+            slot = memory.begin(made.domain, place, room_bytes=SIZE)
+            assert slot is not None
+            slot.pages[:SIZE] = payload_of(number)
+            memory.finish(slot, begin=0, length=SIZE)
+            memory.unpin([slot])
+        made.reader.gate.leave(1)
+        assert [read.payload for read in await task] == [payload_of(number) for number in range(3)]
+        assert made.reader.read_bytes_total == 0
+        assert nothing_is_pinned(memory)
+
+
+async def test_what_leaves_is_noted_once_for_all_batches_that_wait() -> None:
+    """A clear names all places of a store, while hundreds of fetches wait to read."""
+    memory = BlockCache(ROOMY)
+    with rig(3, memory=memory, gate_bytes=1) as made:
+        await made.reader.gate.enter(1)
+        tasks = [asyncio.ensure_future(made.all()) for _ in range(20)]
+        await _until(lambda: len(made.reader.gate._waiting) == 20)
+        made.reader.forget([*places_of(made)[1:2], *(Place(50, number, SIZE) for number in range(1000))])
+        made.reader.moved({places_of(made)[2]: Place(99, 4096, SIZE)})
+        noted = {id(stale) for batch in made.reader._listed for stale in batch.stale}
+        assert len(made.reader._listed) == 20
+        assert len(noted) == 2
+        made.reader.gate.leave(1)
+        for task in tasks:
+            assert [read.payload for read in await task] == [payload_of(number) for number in range(3)]
+        assert held(memory, made) == [True, False, False]
 
 
 async def test_another_domain_does_not_find_it() -> None:
@@ -387,6 +460,55 @@ def test_of_two_copies_of_a_leases_state_the_first_one_stays() -> None:
     pins.end(1)
     assert pins.state(1) is None
     assert nothing_is_pinned(memory)
+
+
+# ---- what is counted ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Caller:
+    """Takes so many messages, and is gone then."""
+
+    takes: int
+
+    async def write(self, message: pb.MapReply) -> None:
+        if self.takes == 0:
+            raise ConnectionError("gone")
+        self.takes -= 1
+
+
+@pytest.mark.parametrize("takes", [0, 1, 3])
+async def test_items_are_counted_as_shown_when_their_message_has_been_taken(takes: int) -> None:
+    memory = BlockCache(16 << 20)
+    slots, blocks = filled(memory, 3 * BATCH_ITEMS), 3 * BATCH_ITEMS
+    for slot in slots:
+        slot.about = row_of(item(1, Place(1, slot.index, 100)), slot)
+    lease = SimpleNamespace(lease_id=1, namespace=b"", states=(), state_at=0, deadline=60.0, session="")
+    core = SimpleNamespace(
+        namespace=lambda digest: SimpleNamespace(identity=SimpleNamespace(tenant_salt="")),
+        check_fetch=lambda lease, **asked: None,
+        fetch_places=lambda lease, first_block, block_count: [
+            (1, number, 100) for number in range(first_block, first_block + block_count)
+        ],
+        fetch_list=lambda lease, **asked: [],
+    )
+    with rig(0, memory=memory) as made:
+        engine: Any = SimpleNamespace(
+            reader=made.reader,
+            core=core,
+            pins=Pins(memory),
+            counts=Counter(),
+            time=ManualClock(),
+            lease=lambda lease_id, session: lease,
+        )
+        sessions = Sessions(boot=BootId(bytes(16)), limit=1, on_end=lambda session: None)
+        session = sessions.begin(1, lambda: None, lambda line, descriptor: True)
+        caller: Any = Caller(takes)
+        request = pb.MapRequest(lease_id=1, block_count=blocks)
+        ends = pytest.raises(ConnectionError) if takes < 3 else nullcontext()
+        with ends:
+            await MapCalls(engine).map(request, session, caller)
+        assert engine.counts["mapped_items_total"] == takes * BATCH_ITEMS
 
 
 async def _until(is_so: object) -> None:
