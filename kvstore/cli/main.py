@@ -25,8 +25,8 @@ _COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 EXIT_CODES = (
-    "Exit codes: 0 success; 1 failed or refused, damage or violations found, a bar missed; 2 wrong usage; 130 interrupted; "
-    "141 the reader of the output went away."
+    "Exit codes: 0 success; 1 failed or refused (a value that is not allowed, too), damage or violations found, a bar missed; "
+    "2 a command line that does not parse; 130 interrupted; 141 the reader of the output went away."
 )
 
 

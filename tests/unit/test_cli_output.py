@@ -145,7 +145,10 @@ def test_the_help_and_the_readme_name_the_exit_codes(capsys: pytest.CaptureFixtu
         main(["--help"])
     told = " ".join(capsys.readouterr().out.split())
     readme = " ".join((Path(__file__).parents[2] / "README.md").read_text().split())
-    codes = "Exit codes: 0 success; 1 failed or refused, damage or violations found, a bar missed; 2 wrong usage; 130 interrupted; 141"
+    codes = (
+        "Exit codes: 0 success; 1 failed or refused (a value that is not allowed, too), damage or violations found, "
+        "a bar missed; 2 a command line that does not parse; 130 interrupted; 141"
+    )
     assert codes in told
     assert codes in readme
 

@@ -229,7 +229,7 @@ class Rig:
     def session(self, name: str) -> Session:
         if name not in self.sessions:
             ended = asyncio.get_running_loop().create_future()
-            self.sessions[name] = Session(name, 1, ended, lambda: None)
+            self.sessions[name] = Session(name, 1, ended, lambda: None, lambda line, descriptor: False)
         return self.sessions[name]
 
     def prompt(self, name: str) -> Prompt:

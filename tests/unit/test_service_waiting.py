@@ -14,7 +14,9 @@ from kvstore.service.waiting import until_end
 
 
 def session() -> Session:
-    return Session("s", 0, asyncio.get_running_loop().create_future(), lambda: None)
+    return Session(
+        "s", 0, asyncio.get_running_loop().create_future(), lambda: None, lambda line, descriptor: False
+    )
 
 
 def late() -> UnknownLease:
