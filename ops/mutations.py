@@ -184,8 +184,8 @@ MUTATIONS = (
     Mutation(
         "skip the key",
         STORE + "reader.py",
-        "record.header.key != key or record.header.kind != kind",
-        "record.header.kind != kind",
+        "record.header.key != each.key or record.header.kind != each.kind",
+        "record.header.kind != each.kind",
         (ORDER,),
     ),
     Mutation(
