@@ -73,6 +73,20 @@ STATE_TIER_UNSPECIFIED: StateTier
 STATE_TIER_POOL: StateTier
 STATE_TIER_SSD: StateTier
 
+class SessionRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SessionHello(_message.Message):
+    __slots__ = ("protocol", "session", "boot")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    session: str
+    boot: str
+    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[str] = ..., boot: _Optional[str] = ...) -> None: ...
+
 class Profile(_message.Message):
     __slots__ = ("name", "geometry")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -276,18 +290,20 @@ class EndFlightReply(_message.Message):
     def __init__(self, was_open: bool = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("lease_id", "first_block", "block_count", "state", "slices")
+    __slots__ = ("lease_id", "first_block", "block_count", "state", "slices", "offset")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     first_block: int
     block_count: int
     state: bool
     slices: int
-    def __init__(self, lease_id: _Optional[int] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ..., state: bool = ..., slices: _Optional[int] = ...) -> None: ...
+    offset: int
+    def __init__(self, lease_id: _Optional[int] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ..., state: bool = ..., slices: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class MapRequest(_message.Message):
     __slots__ = ("lease_id", "first_block", "block_count", "state")
@@ -328,7 +344,7 @@ class MapReply(_message.Message):
     def __init__(self, extent: _Optional[_Iterable[int]] = ..., offset: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., slot: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., crc32: _Optional[_Iterable[int]] = ..., xxh3_64: _Optional[_Iterable[int]] = ..., has_xxh3: _Optional[_Iterable[bool]] = ..., lineage: _Optional[_Iterable[_Union[Lineage, str]]] = ..., kind: _Optional[_Iterable[_Union[ItemKind, str]]] = ..., index: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ItemHeader(_message.Message):
-    __slots__ = ("kind", "index", "length", "crc32", "xxh3_64", "has_xxh3", "lineage", "missing", "slice")
+    __slots__ = ("kind", "index", "length", "crc32", "xxh3_64", "has_xxh3", "lineage", "missing", "slice", "offset")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -338,6 +354,7 @@ class ItemHeader(_message.Message):
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     SLICE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     kind: ItemKind
     index: int
     length: int
@@ -347,7 +364,8 @@ class ItemHeader(_message.Message):
     lineage: Lineage
     missing: bool
     slice: int
-    def __init__(self, kind: _Optional[_Union[ItemKind, str]] = ..., index: _Optional[int] = ..., length: _Optional[int] = ..., crc32: _Optional[int] = ..., xxh3_64: _Optional[int] = ..., has_xxh3: bool = ..., lineage: _Optional[_Union[Lineage, str]] = ..., missing: bool = ..., slice: _Optional[int] = ...) -> None: ...
+    offset: int
+    def __init__(self, kind: _Optional[_Union[ItemKind, str]] = ..., index: _Optional[int] = ..., length: _Optional[int] = ..., crc32: _Optional[int] = ..., xxh3_64: _Optional[int] = ..., has_xxh3: bool = ..., lineage: _Optional[_Union[Lineage, str]] = ..., missing: bool = ..., slice: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class ItemFrame(_message.Message):
     __slots__ = ("items", "data")
@@ -432,6 +450,30 @@ class WriteFrame(_message.Message):
     items: _containers.RepeatedCompositeFieldContainer[WriteItem]
     data: bytes
     def __init__(self, reservation_id: _Optional[int] = ..., items: _Optional[_Iterable[_Union[WriteItem, _Mapping]]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class OpenArenaRequest(_message.Message):
+    __slots__ = ("bytes",)
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    def __init__(self, bytes: _Optional[int] = ...) -> None: ...
+
+class OpenArenaReply(_message.Message):
+    __slots__ = ("arena", "bytes")
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    arena: int
+    bytes: int
+    def __init__(self, arena: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class WriteArenaRequest(_message.Message):
+    __slots__ = ("reservation_id", "items", "offset")
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    reservation_id: int
+    items: _containers.RepeatedCompositeFieldContainer[WriteItem]
+    offset: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, reservation_id: _Optional[int] = ..., items: _Optional[_Iterable[_Union[WriteItem, _Mapping]]] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WriteReply(_message.Message):
     __slots__ = ("items", "bytes")

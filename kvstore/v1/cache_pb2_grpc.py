@@ -34,6 +34,11 @@ class CacheStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.Session = channel.stream_stream(
+                '/kvstore.v1.Cache/Session',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.SessionRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.SessionHello.FromString,
+                _registered_method=True)
         self.OpenNamespace = channel.unary_unary(
                 '/kvstore.v1.Cache/OpenNamespace',
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.OpenNamespaceRequest.SerializeToString,
@@ -74,6 +79,16 @@ class CacheStub(object):
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.WriteFrame.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_cache__pb2.WriteReply.FromString,
                 _registered_method=True)
+        self.OpenArena = channel.unary_unary(
+                '/kvstore.v1.Cache/OpenArena',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.OpenArenaRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.OpenArenaReply.FromString,
+                _registered_method=True)
+        self.WriteArena = channel.unary_unary(
+                '/kvstore.v1.Cache/WriteArena',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.WriteArenaRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.WriteReply.FromString,
+                _registered_method=True)
         self.Commit = channel.unary_unary(
                 '/kvstore.v1.Cache/Commit',
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.CommitRequest.SerializeToString,
@@ -108,6 +123,14 @@ class CacheStub(object):
 
 class CacheServicer(object):
     """Missing associated documentation comment in .proto file."""
+
+    def Session(self, request_iterator, context):
+        """The session of a client that cannot reach the session socket. The service answers with one hello, and then nothing; the
+        client sends nothing. It lasts until either end closes the stream, or does not answer HTTP/2 pings.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def OpenNamespace(self, request, context):
         """Make a namespace known, or confirm that it is known with the same identity. Durable when answered.
@@ -171,6 +194,21 @@ class CacheServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenArena(self, request, context):
+        """Memory of the session's own to write to, one for a session and as large as was asked for at first. Asking again tells of
+        it again. MEMORY_UNAVAILABLE where there is none: use Write. LIMIT_EXCEEDED where it is larger than what is left for arenas.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WriteArena(self, request, context):
+        """As Write, for bytes that lie in the session's arena. When it is answered, they may be written over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Commit(self, request, context):
         """Make all written items of the reservation durable, with all their ancestors, and then visible.
         Granted items that were not written are given back.
@@ -216,6 +254,11 @@ class CacheServicer(object):
 
 def add_CacheServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.SessionRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.SessionHello.SerializeToString,
+            ),
             'OpenNamespace': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenNamespace,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.OpenNamespaceRequest.FromString,
@@ -254,6 +297,16 @@ def add_CacheServicer_to_server(servicer, server):
             'Write': grpc.stream_unary_rpc_method_handler(
                     servicer.Write,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.WriteFrame.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.WriteReply.SerializeToString,
+            ),
+            'OpenArena': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenArena,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.OpenArenaRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.OpenArenaReply.SerializeToString,
+            ),
+            'WriteArena': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteArena,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.WriteArenaRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_cache__pb2.WriteReply.SerializeToString,
             ),
             'Commit': grpc.unary_unary_rpc_method_handler(
@@ -296,6 +349,33 @@ def add_CacheServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Cache(object):
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/kvstore.v1.Cache/Session',
+            kvstore_dot_v1_dot_cache__pb2.SessionRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.SessionHello.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def OpenNamespace(request,
@@ -502,6 +582,60 @@ class Cache(object):
             target,
             '/kvstore.v1.Cache/Write',
             kvstore_dot_v1_dot_cache__pb2.WriteFrame.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.WriteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenArena(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Cache/OpenArena',
+            kvstore_dot_v1_dot_cache__pb2.OpenArenaRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.OpenArenaReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteArena(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Cache/WriteArena',
+            kvstore_dot_v1_dot_cache__pb2.WriteArenaRequest.SerializeToString,
             kvstore_dot_v1_dot_cache__pb2.WriteReply.FromString,
             options,
             channel_credentials,
