@@ -92,7 +92,7 @@ def _option(
     return field(default=default, metadata={"parse": parse, "about": about, "low": low, "high": high})
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
     """Memory that this process may use: the cgroup's limit where there is one, else all of RAM."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
@@ -171,19 +171,19 @@ class ServiceConfig:
 
     @property
     def pool_bytes(self) -> int:
-        return self.pool or _memory_bytes() // 10
+        return self.pool or memory_bytes() // 10
 
     @property
     def handoff_bytes(self) -> int:
-        return self.handoff or _memory_bytes() // 100
+        return self.handoff or memory_bytes() // 100
 
     @property
     def staging_bytes(self) -> int:
-        return self.staging or _memory_bytes() // 20
+        return self.staging or memory_bytes() // 20
 
     @property
     def cache_bytes(self) -> int:
-        return self.cache or _memory_bytes() // 10
+        return self.cache or memory_bytes() // 10
 
 
 _KINDS: dict[Callable[..., Any], str] = {

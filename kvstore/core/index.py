@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.keytable import SHARDS, KeyTable, SlotNumbers
+from kvstore.core.keytable import SHARDS, KeyTable, SlotNumbers, shards_of
 from kvstore.errors import InvalidArgument
 from kvstore.store.base import Place
 from kvstore.types import KEY_BYTES, BlockKey, Checks, Lineage
@@ -184,7 +184,7 @@ class BlockIndex:
         """Insert blocks, one at least, into an empty index at once; their slots, in the order given."""
         assert not len(self), "an index is filled once, before anything else"
         _check_places(blocks)
-        shards = np.array([hash(key) % SHARDS for key in _bytes_of(blocks.key)], np.uint16)
+        shards = shards_of(_bytes_of(blocks.key))
         group = blocks.space * np.uint32(SHARDS) + shards
         # Of sixteen bits each they are sorted in one pass.
         order = np.argsort(group.astype(np.min_scalar_type(group.max())), kind="stable")

@@ -24,7 +24,7 @@ from kvstore.config import ServiceConfig
 from kvstore.core import Core, Limits, LoadReport
 from kvstore.errors import ConfigError, PolicyTooLarge
 from kvstore.memory import BlockCache, why_not_mapped
-from kvstore.memory.cache import EXTENT_BYTES
+from kvstore.memory.cache import EXTENT_BYTES, EXTENTS_MIN, extent_bytes_for
 from kvstore.policy.window import WindowPolicy
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.pool.states import StatePool
@@ -70,9 +70,6 @@ CALLS_MAX = 8192
 READER_THREADS = 4
 FETCH_BYTES_MIN, FETCH_BYTES_MAX = 16 << 20, 256 << 20
 """Payload bytes that all fetches together hold while they are read and sent: half of staging, between these."""
-
-EXTENTS_MIN = 16
-"""A small cache is cut into smaller extents: sizes and domains do not share one."""
 
 GRACE_SECONDS = 10.0
 QUIET_SECONDS = 1.0
@@ -366,7 +363,7 @@ class _Service:
             log.warning("nothing is kept in memory for clients to map: %s", because)
             return None
         budget = self._config.cache_bytes
-        return BlockCache(budget, extent_bytes=min(EXTENT_BYTES, budget // EXTENTS_MIN))
+        return BlockCache(budget, extent_bytes=extent_bytes_for(budget))
 
     async def _load(self, engine: Engine, thread: ThreadPoolExecutor) -> LoadReport:
         """The index, from what recovery found. In a thread: nobody else has the core yet, and health is to answer."""
