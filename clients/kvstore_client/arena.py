@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+import weakref
 from bisect import insort
 from collections.abc import Callable
+from contextlib import suppress
 
 from kvstore.errors import LimitExceeded, MemoryUnavailable
 
@@ -12,8 +15,8 @@ ARENA_BYTES = 64 << 20
 ARENA_BYTES_LEAST = 4 << 20
 """Where the service has no room for so large a one, smaller ones are asked for, down to this."""
 
-ARENA_WRITE_BYTES_MIN = 128 << 10
-"""What is smaller in all is sent as fast through the socket."""
+ARENA_WRITE_BYTES_MIN = 64 << 10
+"""What is smaller in all is not worth a session's arena: the socket takes it a millisecond later at most."""
 
 _ALIGNED = 4096
 
@@ -21,18 +24,27 @@ _ALIGNED = 4096
 class Room:
     """A part of the arena that one writer fills, from its byte `begin` on. `view` is good until it is given back."""
 
-    __slots__ = ("_arena", "begin", "end", "view")
+    __slots__ = ("_arena", "_memory", "begin", "end", "view")
 
-    def __init__(self, arena: Arena, begin: int, end: int, view: memoryview) -> None:
+    def __init__(self, arena: Arena, pages: memoryview, begin: int, end: int) -> None:
         self._arena = arena
         self.begin = begin
         self.end = end
-        self.view = view
+        # An object of the room's own, which lives as long as any view of it: a view's end is not that of its slices.
+        memory = (ctypes.c_ubyte * (end - begin)).from_buffer(pages, begin)
+        self._memory = weakref.ref(memory)
+        self.view = memoryview(memory).cast("B")
 
     def give_back(self) -> None:
         """Nobody writes there any more: its view can not be used from now on. Where somebody has made a view of that view,
         the room stays lent until it is gone."""
         self._arena.give_back(self)
+
+    def release(self) -> bool:
+        """Let nobody write there any more; whether nobody can."""
+        with suppress(BufferError):
+            self.view.release()
+        return self._memory() is None
 
 
 class Arena:
@@ -58,7 +70,7 @@ class Arena:
                 begin = -(-room.end // _ALIGNED) * _ALIGNED
             if self.bytes - begin < length:
                 return None
-            made = Room(self, begin, begin + length, self._pages[begin : begin + length])
+            made = Room(self, self._pages, begin, begin + length)
             insort(self._lent, made, key=lambda room: room.begin)
             return made
 
@@ -72,23 +84,15 @@ class Arena:
         """In a forked child, which is not to write to what its parent fills. Without the lock, which another thread may have
         held when it was made."""
         for room in self._lent:
-            _is_released(room.view)
+            room.release()
 
     def _look_at_kept(self) -> None:
         kept, self._kept = self._kept, []
         for room in kept:
-            if _is_released(room.view):
+            if room.release():
                 self._lent.remove(room)
             else:
                 self._kept.append(room)
-
-
-def _is_released(view: memoryview) -> bool:
-    try:
-        view.release()
-    except BufferError:
-        return False
-    return True
 
 
 class SessionArena:
