@@ -64,6 +64,9 @@ def measure(
     with ExitStack() as ends:
         threads = Threads(LANES, check)
         ends.callback(threads.close)
+        # First: it says whether there is a raw rate here to compare with.
+        raw_writes = _raw_writes(directory, payload, span, seed)
+        ends.callback(raw_writes.close)
         ends.enter_context(serving(directory, _options(payload)))
         client = ends.enter_context(
             CacheClient(
@@ -76,8 +79,6 @@ def measure(
         peers = ends.enter_context(_peers(directory, seed))
         bench = _Bench(directory, client, peers, chains=chains, commit=commit, payload=payload)
         tell(f"filling {2 * payload >> 20} MiB")
-        raw_writes = _raw_writes(directory, payload, span, seed)
-        ends.callback(raw_writes.close)
         bench.warm()
         for _ in range(2):
             # Files are used again from the third pass on at the latest.
@@ -257,6 +258,8 @@ class _PeerProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                # A terminal's Ctrl-C is for the bench, which ends them; without it they end with their input.
+                start_new_session=True,
             )
 
     def tell(self, told: dict[str, object]) -> None:
