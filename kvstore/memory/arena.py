@@ -33,22 +33,24 @@ class Arena:
             os.ftruncate(self.descriptor, self.bytes)
             # Before anybody else has it: reading behind the end of a file that has shrunk kills who reads.
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
-            self._memory = mmap.mmap(self.descriptor, self.bytes, prot=mmap.PROT_READ)
+            # Nothing is written to it here; only of such memory is the address told.
+            self._memory = mmap.mmap(self.descriptor, self.bytes)
         except BaseException:
             os.close(self.descriptor)
             raise
-        self._view = memoryview(self._memory)
+        self._address = _address(self._memory)
 
     def copy(self, offset: int, target: memoryview) -> None:
         """What lies there now, `len(target)` bytes of it, all within the arena. Any thread."""
         assert 0 <= offset <= self.bytes - len(target)
-        target[:] = self._view[offset : offset + len(target)]
+        if len(target):
+            # Slices are copied under the interpreter's lock, and would keep all others from it meanwhile.
+            ctypes.memmove(_address(target), self._address + offset, len(target))
 
     def close(self) -> None:
         """Give up the memory, also that of a process which still maps it: there it is zeros from now on."""
         _empty(self.descriptor, self.bytes)
         os.close(self.descriptor)
-        self._view.release()
         self._memory.close()
 
 
@@ -110,6 +112,10 @@ class Arenas:
         if arena.ended and not arena.users:
             arena.close()
             self.held_bytes -= arena.bytes
+
+
+def _address(memory: mmap.mmap | memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def _empty(descriptor: int, size: int) -> None:
