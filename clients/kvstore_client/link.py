@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -71,6 +72,25 @@ class Connection:
         self.session.close()
         for channel in self._channels.values():
             channel.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A call under way."""
+
+    link: Link
+    connection: Connection
+    name: str
+    call: Any
+    timeout: float
+
+    def result(self) -> Any:
+        """The answer, or an error of kvstore.errors, within about the call's time from now on."""
+        return self.link.finish(self)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self.call.cancel()
 
 
 class Link:
@@ -168,6 +188,27 @@ class Link:
             return self._call(connection, name, request, timeout=self.deadlines.release, counts=False)
         except (Unavailable, UnknownSession, UnknownLease, UnknownReservation, UnknownTicket, Draining):
             return None
+
+    def begin(self, connection: Connection, name: str, request: Any, *, timeout: float) -> Begun:
+        """The call `name` of one message, begun now and waited for later."""
+        self._check_process()
+        method = connection.method(name, large=request.ByteSize() > SMALL_BYTES_MAX)
+        try:
+            call = method.future(request, timeout=timeout, metadata=connection.metadata)
+        except ValueError as error:
+            raise _closed_under(connection, error, name) from error
+        return Begun(self, connection, name, call, timeout)
+
+    def finish(self, begun: Begun) -> Any:
+        """The answer, as of `call`."""
+        try:
+            reply = _result(begun.call, begun.timeout, begun.name)
+        except grpc.RpcError as error:
+            raise self._failure(begun.connection, translated(error, what=begun.name)) from error
+        except Unavailable as error:
+            raise self._failure(begun.connection, error) from error.__cause__
+        self._note_success()
+        return reply
 
     def call(self, connection: Connection, name: str, request: Any, *, timeout: float) -> Any:
         """The call `name` with one answer; `request` is a message, or an iterator of messages. The answer, or an error of

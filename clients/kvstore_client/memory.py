@@ -54,8 +54,11 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Given:
+    """`is_arena`: memory to write to."""
+
     number: int
     size: int
+    is_arena: bool = False
 
 
 class Memory:
@@ -73,6 +76,8 @@ class Memory:
         self._rest = b""
         self._descriptors: deque[int] = deque()
         self._extents: dict[int, Extent] = {}
+        self._arena: tuple[int, memoryview | None] | None = None
+        """Its number and its pages; None where this process could not map them."""
         self._unmapped: set[int] = set()
         """Numbers of those that were given, and that this process has no room for."""
         self._wrong = ""
@@ -96,6 +101,20 @@ class Memory:
         raise Unavailable(
             f"the session has ended: {self._wrong or 'the service has closed it'}",
             field="extent",
+            value=number,
+        )
+
+    def find_arena(self, number: int) -> memoryview | None:
+        """Its pages, to write to; None where they could not be mapped. Unavailable where the service has not given it."""
+        alive = self.read()
+        with self._lock:
+            if self._arena is not None and self._arena[0] == number:
+                return self._arena[1]
+            if alive:
+                self._give_up(f"an answer names arena {number}, which was not given")
+        raise Unavailable(
+            f"the session has ended: {self._wrong or 'the service has closed it'}",
+            field="arena",
             value=number,
         )
 
@@ -131,6 +150,7 @@ class Memory:
         """
         self._wrong = self._wrong or "this end has closed it"
         self._extents = {}
+        self._arena = None
         self._close_descriptors()
 
     # ---- inside, under the lock -----------------------------------------------------------------------------
@@ -145,33 +165,53 @@ class Memory:
             # Whose it was is certain only where one line came, and whole.
             if len(lines) != 1 or self._rest or self._descriptors:
                 raise ValueError("a descriptor was lost: too many at once, or too many open files here")
-            self._do_without(parse_line(lines[0]))
+            self._take_given(parse_line(lines[0]), None)
             return
         for line in lines:
-            self._map(parse_line(line))
+            given = parse_line(line)
+            descriptor = self._next_descriptor()
+            if descriptor is None:
+                raise ValueError(f"extent {given.number} came without a descriptor")
+            try:
+                self._take_given(given, descriptor)
+            finally:
+                os.close(descriptor)
         # A descriptor lies beside the first byte of its line, so that one may wait for the rest of it.
         if len(self._descriptors) > bool(self._rest):
             raise ValueError("a descriptor of no extent")
 
-    def _map(self, given: Given) -> None:
-        descriptor = self._next_descriptor()
+    def _take_given(self, given: Given, descriptor: int | None) -> None:
+        """`descriptor` None: it was lost, since this process may have no more. What lies there comes by Fetch."""
+        if given.is_arena:
+            self._take_arena(given, descriptor)
+            return
+        self._check_new(given)
         if descriptor is None:
-            raise ValueError(f"extent {given.number} came without a descriptor")
+            self._unmapped.add(given.number)
+            return
+        check_descriptor(descriptor, given.size)
         try:
-            self._check_new(given)
-            check_descriptor(descriptor, given.size)
             self._extents[given.number] = _extent(descriptor, given.size)
         except OSError:
             # This process may have no more mappings: that is nobody's fault, and Fetch needs none.
             self.refused = True
             self._unmapped.add(given.number)
-        finally:
-            os.close(descriptor)
 
-    def _do_without(self, given: Given) -> None:
-        """Its descriptor is lost, since this process may have no more: what lies there comes by Fetch."""
-        self._check_new(given)
-        self._unmapped.add(given.number)
+    def _take_arena(self, given: Given, descriptor: int | None) -> None:
+        """A session has one; of that one it may be told again."""
+        known = self._arena
+        if known is not None and known[0] != given.number:
+            raise ValueError(f"arena {given.number} beside arena {known[0]}")
+        if descriptor is not None:
+            check_descriptor(descriptor, given.size)
+        if known is not None and known[1] is not None:
+            return
+        pages = None
+        if descriptor is not None:
+            # As above; Write needs no mapping.
+            with suppress(OSError):
+                pages = _mapped(descriptor, given.size, writable=True)
+        self._arena = given.number, pages
 
     def _check_new(self, given: Given) -> None:
         if given.number in self._extents or given.number in self._unmapped:
@@ -210,6 +250,8 @@ def parse_line(line: bytes) -> Given:
     match said:
         case {"extent": number, "bytes": size} if len(said) == 2 and _is_number(number) and _is_size(size):
             return Given(number, size)
+        case {"arena": number, "bytes": size} if len(said) == 2 and _is_number(number) and _is_size(size):
+            return Given(number, size, is_arena=True)
     raise wrong
 
 
@@ -242,19 +284,21 @@ def _extent(descriptor: int, size: int) -> Extent:
     return Extent(pages, pages[: size // GENERATION_BYTES * GENERATION_BYTES].cast("Q"))
 
 
-def _mapped(descriptor: int, size: int) -> memoryview:
+def _mapped(descriptor: int, size: int, *, writable: bool = False) -> memoryview:
     """The file's bytes, unmapped when the last view of them is gone. OSError where the system maps no more.
 
     The mmap module would keep a descriptor for each mapping, and a process has only so many.
     """
-    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    rights = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+    address = _libc.mmap(None, size, rights, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     owner = (ctypes.c_ubyte * size).from_address(address)
     # Not at the process's end: other threads may read until then.
     weakref.finalize(owner, _libc.munmap, address, size).atexit = False
-    return memoryview(owner).cast("B").toreadonly()
+    view = memoryview(owner).cast("B")
+    return view if writable else view.toreadonly()
 
 
 def _is_number(value: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -13,10 +13,9 @@ from kvstore.errors import (
 )
 from kvstore.types import BytesLike
 from kvstore.v1 import cache_pb2 as pb
-from kvstore_client.checks import make_checks
-from kvstore_client.framing import cut_frames
 from kvstore_client.link import Connection, Link
 from kvstore_client.values import Committed, ReserveItem, ReserveOutcome
+from kvstore_client.writing import Bytes
 
 
 class Reservation:
@@ -40,25 +39,28 @@ class Reservation:
         self._link = link
         self._connection = connection
         self._ended = self.id == 0
+        self._bytes = Bytes(link, connection, self.id)
 
     def __repr__(self) -> str:
         return f"Reservation(id={self.id}, granted={len(self.granted)} of {len(self.outcomes)}, ended={self._ended})"
 
+    def buffer(self, index: int) -> memoryview:
+        """Memory for the bytes of a granted item, by its place in the reserve call: where the service takes them from, as
+        long as there is room for them, and else of this process. What it holds is undefined. `write({index: buffer})` sends
+        it as it lies there; afterwards, and after commit and abort, it is not to be used, and mostly cannot be."""
+        self._check_granted(index)
+        self._check_open()
+        return self._bytes.buffer(index, self._lengths[index])
+
     def write(self, payloads: Mapping[int, BytesLike]) -> None:
-        """Send the bytes of granted items, by their place in the reserve call. May be called again for others."""
+        """Hand over the bytes of granted items, by their place in the reserve call. May be called again for others. Through
+        shared memory where the service gives some, and else through the socket."""
         for index, payload in payloads.items():
             self._check_payload(index, payload)
         if not payloads:
             return
         self._check_open()
-        mib = sum(len(memoryview(payload).cast("B")) for payload in payloads.values()) / (1 << 20)
-        deadlines = self._link.deadlines
-        self._link.call(
-            self._connection,
-            "Write",
-            _write_frames(self.id, payloads),
-            timeout=deadlines.write + mib * deadlines.write_per_mib,
-        )
+        self._bytes.write(payloads)
 
     def commit(self) -> Committed:
         """Make what was written durable with its ancestors, and then visible; what was not written is given back.
@@ -76,6 +78,7 @@ class Reservation:
             timeout=self._link.deadlines.commit,
         )
         self._ended = True
+        self._bytes.close()
         return Committed(reply.items, reply.bytes, tuple(reply.left_out))
 
     def abort(self) -> bool:
@@ -83,6 +86,7 @@ class Reservation:
         if self._ended:
             return False
         self._ended = True
+        self._bytes.close()
         reply = self._link.hint(self._connection, "Abort", pb.AbortRequest(reservation_id=self.id))
         return reply is not None and bool(reply.was_open)
 
@@ -94,11 +98,14 @@ class Reservation:
     ) -> None:
         self.abort()
 
-    def _check_payload(self, index: int, payload: BytesLike) -> None:
+    def _check_granted(self, index: int) -> None:
         if index not in self._lengths:
             raise InvalidArgument(
                 "the item was not granted", field="item", value=index, allowed=f"one of {list(self.granted)}"
             )
+
+    def _check_payload(self, index: int, payload: BytesLike) -> None:
+        self._check_granted(index)
         length = len(memoryview(payload).cast("B"))
         if length != self._lengths[index]:
             raise InvalidArgument(
@@ -132,24 +139,3 @@ def _outcomes(reply: pb.ReserveReply, asked: int) -> tuple[ReserveOutcome, ...]:
             allowed=f"{asked} outcomes, one per item",
         )
     return tuple(ReserveOutcome(outcome) for outcome in reply.outcomes)
-
-
-def _write_frames(reservation_id: int, payloads: Mapping[int, BytesLike]) -> Iterator[pb.WriteFrame]:
-    items = (
-        (_write_item(index, payload), payload)
-        for index, payload in sorted(payloads.items(), key=lambda pair: pair[0])
-    )
-    for headers, data in cut_frames(items):
-        yield pb.WriteFrame(reservation_id=reservation_id, items=headers, data=data)
-        reservation_id = 0
-
-
-def _write_item(index: int, payload: BytesLike) -> pb.WriteItem:
-    checks = make_checks(payload)
-    return pb.WriteItem(
-        item=index,
-        length=len(memoryview(payload).cast("B")),
-        crc32=checks.crc32,
-        xxh3_64=checks.xxh3_64,
-        has_xxh3=checks.has_xxh3,
-    )

@@ -79,7 +79,7 @@ def measure(
         blocks.fill(commit)
         writer = _Writer(blocks, count, commit)
         ends.callback(writer.close)
-        writes = _told(
+        writes = told_pairs(
             "write",
             pairs,
             interleaved(
@@ -98,7 +98,7 @@ def measure(
         wanted = blocks.wanted(held)
         reader = _Reader(blocks, [wanted[number] for number in order])
         ends.callback(reader.close)
-        reads = _told(
+        reads = told_pairs(
             "read",
             pairs,
             interleaved(
@@ -128,8 +128,8 @@ def _raw_write(blocks: BlockLog, threads: Threads, count: int, commit: int) -> f
 def report(rates: Rates, *, size: int, seed: int) -> dict[str, Any]:
     device = rates.counted_ratio if rates.device_ratio is None else rates.device_ratio
     return {
-        "write": _ratio(rates.writes),
-        "read": _ratio(rates.reads),
+        "write": ratio_of(rates.writes),
+        "read": ratio_of(rates.reads),
         "device_bytes_per_payload_byte": device,
         "detail": {
             "unit": "MB/s of payload",
@@ -144,8 +144,8 @@ def report(rates: Rates, *, size: int, seed: int) -> dict[str, Any]:
             "read_memory_blocks": READ_CALLS * READ_BLOCKS,
             "device_bytes_from": "the log's own count" if rates.device_ratio is None else "the block device",
             "device_bytes_counted_by_log_per_payload_byte": rates.counted_ratio,
-            "write_pairs": [_pair(pair) for pair in rates.writes],
-            "read_pairs": [_pair(pair) for pair in rates.reads],
+            "write_pairs": [pair_of(pair) for pair in rates.writes],
+            "read_pairs": [pair_of(pair) for pair in rates.reads],
         },
     }
 
@@ -213,7 +213,7 @@ class _Reader:
         self._threads.shutdown()
 
 
-def _told(what: str, count: int, pairs: Iterator[Pair], tell: Callable[[str], None]) -> list[Pair]:
+def told_pairs(what: str, count: int, pairs: Iterator[Pair], tell: Callable[[str], None]) -> list[Pair]:
     found = []
     for pair in pairs:
         found.append(pair)
@@ -224,7 +224,7 @@ def _told(what: str, count: int, pairs: Iterator[Pair], tell: Callable[[str], No
     return found
 
 
-def _ratio(pairs: list[Pair]) -> dict[str, Any]:
+def ratio_of(pairs: list[Pair]) -> dict[str, Any]:
     found = spread([pair.ratio for pair in pairs])
     return {
         "ratio": found.median,
@@ -233,5 +233,5 @@ def _ratio(pairs: list[Pair]) -> dict[str, Any]:
     }
 
 
-def _pair(pair: Pair) -> dict[str, float]:
+def pair_of(pair: Pair) -> dict[str, float]:
     return {"engine": pair.ours / MEGABYTE, "raw": pair.theirs / MEGABYTE, "ratio": pair.ratio}

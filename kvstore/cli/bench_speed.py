@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvstore.bench import small, storage
+from kvstore.bench import small, storage, through
 from kvstore.bench.pairs import PAIRS
 from kvstore.cli.output import check_json_target, emit, table
 from kvstore.cli.stopping import Check, stoppable
@@ -39,6 +39,12 @@ def register(
     large.add_argument(
         "--pairs", type=int, default=PAIRS, metavar="N", help=f"pairs to measure (default {PAIRS})"
     )
+    large.add_argument(
+        "--through",
+        choices=("log", "client"),
+        default="log",
+        help="the log in this process, or a service and its clients, durable commits and mapped reads (default log)",
+    )
     add_place_flags(large)
     large.set_defaults(run=run_storage)
     little = actions.add_parser("small", help="blocks of 4 KiB in batches: written and read per second")
@@ -57,12 +63,15 @@ def run_storage(args: argparse.Namespace) -> int:
     refuse_outside("--pairs", args.pairs, 1, PAIRS_MAX)
     seed = secrets.randbits(32) if args.seed is None else args.seed
 
+    measure = through.measure if args.through == "client" else storage.measure
+    report = through.report if args.through == "client" else storage.report
+
     def work(check: Check) -> storage.Rates:
         with scratch(Path.cwd() if args.dir is None else args.dir) as directory:
-            return storage.measure(directory, size=size, pairs=args.pairs, seed=seed, tell=tell, check=check)
+            return measure(directory, size=size, pairs=args.pairs, seed=seed, tell=tell, check=check)
 
     found = stoppable(work, leaves=LEAVES)
-    answer = storage.report(found, size=size, seed=seed)
+    answer = report(found, size=size, seed=seed)
     emit(args, answer, _storage_text(answer))
     return 0
 

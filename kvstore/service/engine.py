@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 
 from kvstore.config import ServiceConfig
 from kvstore.core import (
@@ -25,6 +26,7 @@ from kvstore.core import (
 )
 from kvstore.core.flights import FlightTable
 from kvstore.errors import Draining, KvstoreError, LimitExceeded, Unavailable
+from kvstore.memory import Arenas
 from kvstore.plan.base import Costs
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.profile.base import Profile
@@ -53,6 +55,7 @@ LISTED_AT_ONCE = 512
 class Engine:
     """One running store. `ready` from when the index is complete; `draining` from a Drain call or a stop signal.
 
+    `threads`: for work on bytes that would hold up the event loop.
     `pins`: what of the reader's memory stays for whom; None where it has none. It hears of the core's leases' ends."""
 
     def __init__(
@@ -65,6 +68,7 @@ class Engine:
         handoffs: HandoffTable,
         reader: Reader,
         time: ServiceTime,
+        threads: Executor,
         pins: Pins | None = None,
     ) -> None:
         self.config = config
@@ -74,6 +78,8 @@ class Engine:
         self.handoffs = handoffs
         self.reader = reader
         self.pins = pins
+        self.threads = threads
+        self.arenas = Arenas(config.arenas_bytes)
         self.rates = Rates(reader.rate)
         self.time = time
         self.staging = Staging(config.staging_bytes)
@@ -278,6 +284,7 @@ class Engine:
         self.flights.end_session(session.id)
         if self.reader.memory is not None:
             self.reader.memory.take_back(session.extents)
+        self.arenas.end(session.id)
         self.activity.note()
 
     def expire(self) -> None:

@@ -39,6 +39,9 @@ BATCH_BYTES = 2 << 20
 """One read's payloads, but for a single item that is larger; what is in memory does not count. A fetch holds at most two
 batches."""
 
+MAPPED_BATCH_BYTES = 8 << 20
+"""What is read to where it stays may come in larger ones, after a first one that comes soon: a drive wants more of it at once."""
+
 BATCH_ITEMS = 512
 """And of small items no more than these, so that listing them does not hold up the event loop."""
 
@@ -154,7 +157,9 @@ class Reader:
         batch's payloads are good until the next one is asked for: the memory is used again. Who stops early closes the
         iterator (`aclosing`)."""
         asked = _Asked(sources, part, in_memory)
-        batches = self._cut(items, sources.domain, part)
+        batches = self._cut(
+            items, sources.domain, part, most_bytes=MAPPED_BATCH_BYTES if in_memory else BATCH_BYTES
+        )
         ahead = None
         try:
             ahead = self._start(batches, asked)
@@ -422,10 +427,11 @@ class Reader:
         return payloads
 
     def _cut(
-        self, items: Iterable[FetchItem | None], domain: str, part: Part | None
+        self, items: Iterable[FetchItem | None], domain: str, part: Part | None, *, most_bytes: int
     ) -> Generator[_Batch, None, None]:
-        """Batches, each with what of it is in memory, pinned for who takes it."""
+        """Batches, each with what of it is in memory, pinned for who takes it. They grow up to `most_bytes`."""
         current = self._new(0)
+        limit_bytes = BATCH_BYTES
         try:
             for number, item in enumerate(items):
                 place = None if item is None else item.place
@@ -433,9 +439,10 @@ class Reader:
                 length = 0
                 if place is not None and slot is None:
                     length = place.length if part is None else part[1] - part[0]
-                is_full = current.disk_bytes + length > BATCH_BYTES or len(current.items) == BATCH_ITEMS
+                is_full = current.disk_bytes + length > limit_bytes or len(current.items) == BATCH_ITEMS
                 if current.items and is_full:
                     full, current = current, self._new(number)
+                    limit_bytes = min(2 * limit_bytes, most_bytes)
                     current.items.append(item)
                     current.slots.append(slot)
                     current.disk_bytes = length

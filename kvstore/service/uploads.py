@@ -31,6 +31,7 @@ class Upload:
     arrived: dict[int, Incoming] = field(default_factory=dict)
     staged_bytes: int = 0
     closed: bool = False
+    _slices: dict[tuple[ItemKind, int], Sequence[int]] = field(default_factory=dict)
 
     def records(self) -> list[tuple[Granted, Record]]:
         """What goes to the log, parents first: the order of the Reserve call."""
@@ -52,12 +53,22 @@ class Upload:
                             item.lineage,
                             incoming.payload(),
                             incoming.checks,
-                            slice_ends(self.profile, item.kind, item.length),
+                            self.slices(index),
                             incoming.slot,
+                            incoming.sums,
                         ),
                     )
                 )
         return found
+
+    def slices(self, index: int) -> Sequence[int]:
+        """Where the payload of a granted item may be cut."""
+        item = self.granted[index].item
+        shape = item.kind, item.length
+        if shape not in self._slices:
+            # Hundreds of items have one shape, and a profile is slow to be looked up by.
+            self._slices[shape] = slice_ends(self.profile, item.kind, item.length)
+        return self._slices[shape]
 
     def results(self, places: dict[int, Place]) -> dict[ItemId, Written]:
         """What became of the items: those for SSD whose place is missing were not written."""

@@ -11,6 +11,7 @@ from kvstore.clock import ManualClock
 from kvstore.store import Place, RecordKind, RecordLog, Wanted, open_log
 from kvstore.store.base import Record
 from kvstore.store.buffers import aligned
+from kvstore.store.format import payload_sums
 from kvstore.testing.sim_device import SimDevice
 from kvstore.types import BlockKey, Checks, Lineage, NamespaceDigest
 
@@ -57,6 +58,31 @@ def test_any_part_of_any_record_is_its_bytes_with_and_without_a_room() -> None:
     room = aligned(log.room_for(wanted))
     for found in (log.read(wanted), log.read(wanted, room)):
         assert [None if payload is None else bytes(payload) for payload in found] == right
+    log.close()
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_sums_that_come_with_a_record_are_what_it_is_read_by(is_right: bool) -> None:
+    _, log = opened()
+    payload = random.Random(3).randbytes(LARGE)
+    sums = payload_sums(payload if is_right else bytes(LARGE), ENDS)
+    key = BlockKey(bytes(32))
+    record = Record(
+        RecordKind.BLOCK,
+        SPACE,
+        key,
+        BlockKey(SPACE),
+        128,
+        Lineage.EXACT,
+        payload,
+        Checks(1),
+        ENDS,
+        sums=sums,
+    )
+    [place] = log.append([record])
+    wanted = [asked(record, place, 0, None), asked(record, place, ENDS[1], ENDS[2])]
+    right = [payload, payload[ENDS[1] : ENDS[2]]]
+    assert log.read(wanted) == (right if is_right else [None, None])
     log.close()
 
 
