@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.bench.pairs import Pair, spread
-from kvstore.errors import ConfigError, InvalidArgument, KvstoreError, Unavailable
-from kvstore.prefix.identity import NamespaceIdentity
-from kvstore.profile.base import Profile
+from kvstore.bench.serving import opened, serving
+from kvstore.errors import KvstoreError
 from kvstore.profile.registry import get_profile
-from kvstore.service.process import Places
 from kvstore.types import ItemKind
 from kvstore_client import CacheClient, Costs, Deadlines, Lookup, MappedItem, OpenedNamespace, ReserveItem
 
@@ -35,8 +30,6 @@ MEGABYTE = 1e6
 _MIB = 1 << 20
 _EAGER = Costs(seconds_per_layer_token=1.0)
 """A price of computing at which every plan restores all that it can."""
-_READY_SECONDS = 60.0
-_POLL_SECONDS = 0.02
 
 
 @dataclass(slots=True)
@@ -63,12 +56,12 @@ def measure(
     profile = get_profile(PROFILE)
     found = Readings(size // profile.block_bytes, profile.block_bytes)
     with (
-        _serving(directory, size, check),
+        serving(directory, _options(size)),
         CacheClient(
             directory / "s", owner="bench", deadlines=Deadlines(pause_first=0, pause_most=0, fetch=120.0)
         ) as client,
     ):
-        chain = _Chain(_opened(client, profile, check), found.blocks, seed)
+        chain = _Chain(opened(client, profile, check), found.blocks, seed)
         tell(f"storing {found.blocks:,} blocks, {size >> 20} MiB (seed {seed})")
         chain.store(client, check)
         with chain.leased(client) as looked_up:
@@ -124,24 +117,9 @@ def _ratio(pair: Pair) -> float:
     return pair.theirs / pair.ours
 
 
-# ---- the service ----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _serving(directory: Path, size: int, check: Callable[[], None]) -> Iterator[None]:
-    """`kvstore serve` on the folder `s` of `directory`, with memory for all blocks and half as many again."""
-    place = directory.absolute() / "s"
-    try:
-        Places(place).check()
-    except ConfigError as error:
-        raise InvalidArgument(
-            "the paths of a service's sockets would be too long",
-            field="--dir",
-            value=directory.parent,
-            allowed="a folder with a shorter path",
-        ) from error
-    options = {
-        "--dir": place,
+def _options(size: int) -> dict[str, object]:
+    """Memory for all blocks and half as many again."""
+    return {
         "--disk": size * 2 + (1 << 30),
         "--cache": size * 3 // 2,
         "--pool": 16 * _MIB,
@@ -149,38 +127,6 @@ def _serving(directory: Path, size: int, check: Callable[[], None]) -> Iterator[
         "--staging": 256 * _MIB,
         "--lease": "1h",
     }
-    flags = [str(word) for option in options.items() for word in option]
-    output = directory / "service.log"
-    with output.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvstore.cli.main", "serve", *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield
-    except Unavailable as error:
-        last = output.read_text(errors="replace").strip().splitlines()[-1:] or ["without a word"]
-        raise KvstoreError(f"the service does not answer: {error}; it said: {last[0]}") from error
-    finally:
-        # Its directory goes too, so that there is nothing to be put in order.
-        process.kill()
-        process.wait()
-
-
-def _opened(client: CacheClient, profile: Profile, check: Callable[[], None]) -> OpenedNamespace:
-    """The bench's namespace, as soon as the service answers."""
-    identity = NamespaceIdentity(profile, weights_revision="bench", numerics="bench")
-    limit = time.monotonic() + _READY_SECONDS
-    while True:
-        check()
-        try:
-            return client.open_namespace(identity, name="bench")
-        except Unavailable:
-            if time.monotonic() > limit:
-                raise
-        threading.Event().wait(_POLL_SECONDS)
 
 
 # ---- blocks ---------------------------------------------------------------------------------------------------------

@@ -82,6 +82,8 @@ class Engine:
         self.sessions = Sessions(boot=boot, limit=config.sessions, on_end=self._end_session)
         self.activity = Activity(self._open_work)
         self.counts: Counter[str] = Counter()
+        self.lookup_seconds = 0.0
+        """Of Lookup calls from the message to the answer, without what they waited for others."""
         self.ready = False
         self.draining = False
 
