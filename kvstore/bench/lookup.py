@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvstore.bench.lookup_peers import EAGER, Peer, peers, prompt_keys, reply_bytes, request_of
-from kvstore.bench.pairs import Pair, Spread, interleaved, spread
+from kvstore.bench.pairs import Pair, Spread, spread
 from kvstore.bench.serving import opened, serving
 from kvstore.errors import KvstoreError
 from kvstore.profile.base import Profile
@@ -33,6 +32,8 @@ HELD = ("all", "half", "none")
 
 BLOCKS_MIN, BLOCKS_MAX = 2, 65_536
 SECONDS_MIN, SECONDS_MAX = 0.05, 10.0
+
+TURN_SECONDS = 0.1
 
 _PROMPTS = 8
 """Of each client."""
@@ -107,13 +108,13 @@ def measure(
         ]
         with peers(descriptions) as started:
             crowd = _Crowd(started[1], started[2:], seconds)
-            sides = crowd.pairs(pairs)
-            for number, (p99, rate, through) in enumerate(sides, 1):
-                found.beside.append(p99.ours)
-                found.alone.append(p99.theirs)
-                found.rates.append(rate)
-                found.client.append(through)
+            for number in range(1, pairs + 1):
                 check()
+                beside, alone = crowd.p99s()
+                found.beside.append(beside)
+                found.alone.append(alone)
+                found.rates.append(crowd.rates(_LOOKUP, _ECHO))
+                found.client.append(crowd.rates(_CLIENT, _ECHO))
                 tell(
                     f"{number} of {pairs}: p99 {found.alone[-1]:.2f} ms alone, {found.beside[-1]:.2f} beside; lookups "
                     f"{found.rates[-1].ours:,.0f}/s, echo {found.rates[-1].theirs:,.0f}/s, ratio {found.rates[-1].ratio:.3f}, "
@@ -180,9 +181,9 @@ _WHAT = {
     "service_ms": "milliseconds inside the service for one leased lookup of long_blocks keys: from the parsed message to the "
     "finished reply; each all/half/none in a second of its own, so that last uses move",
     "others_p99_growth_ms": "p99 of the clients' short lookups, which call without a pause, while one more sends long ones "
-    "without a pause, minus their p99 without it; halves of pairs, A B B A",
+    "without a pause, minus their p99 without it; in turns of a tenth of a second, A B B A",
     "echo_ratio": "leased lookups a second of all clients, for each call of a bare grpc.aio echo with the same bytes each way; "
-    "the same processes call both with bytes made before, A B B A",
+    "the same processes call both with bytes made before, in turns, A B B A",
     "client_echo_ratio": "as echo_ratio, with all that CacheClient does for a lookup on one side and a bare call on the other",
 }
 
@@ -271,40 +272,63 @@ def _expect(held: int, wanted: int) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What the clients do in a turn, and whether the one with the long prompt does too."""
+
+    name: str
+    beside_long: bool = False
+
+
+_LOOKUP = _Way("lookup")
+_BESIDE = _Way("lookup", beside_long=True)
+_ECHO = _Way("echo")
+_CLIENT = _Way("client")
+
+
 class _Crowd:
     """The clients, and the one that sends long lookups."""
 
     def __init__(self, long: Peer, short: Sequence[Peer], seconds: float) -> None:
         self._long = long
         self._short = short
-        self._seconds = seconds
+        self._turns = max(1, round(seconds / TURN_SECONDS))
+        self._seconds = seconds / self._turns
         self.long_waits: list[float] = []
 
-    def pairs(self, count: int) -> Iterator[tuple[Pair, Pair, Pair]]:
-        """p99 beside long lookups and without; lookups and echoes a second, of bytes made before and through CacheClient."""
-        echo = partial(self.rate, "echo")
-        return zip(
-            interleaved(
-                count, ours=partial(self.p99, beside_long=True), theirs=partial(self.p99, beside_long=False)
-            ),
-            interleaved(count, ours=partial(self.rate, "lookup"), theirs=echo),
-            interleaved(count, ours=partial(self.rate, "client"), theirs=echo),
-            strict=True,
-        )
+    def p99s(self) -> tuple[float, float]:
+        """Milliseconds, beside long lookups and without."""
+        beside, alone = self._taken(_BESIDE, _LOOKUP)
+        return _p99(beside), _p99(alone)
 
-    def rate(self, way: str) -> float:
+    def rates(self, ours: _Way, theirs: _Way) -> Pair:
         """Calls a second of all clients together."""
-        return sum(1000 * len(calls) / sum(calls) for calls in self._all(way))
+        sides = self._taken(ours, theirs)
+        return Pair(*(sum(1000 * len(calls) / sum(calls) for calls in side) for side in sides))
 
-    def p99(self, *, beside_long: bool) -> float:
-        if beside_long:
-            self._long.begin("lookup", self._seconds)
-        found = sorted(each for calls in self._all("lookup") for each in calls)
-        if beside_long:
-            self.long_waits.append(statistics.median(self._long.end()))
-        return found[min(len(found) * 99 // 100, len(found) - 1)]
+    def _taken(self, ours: _Way, theirs: _Way) -> tuple[list[list[float]], list[list[float]]]:
+        """Milliseconds of each client's calls. The ways take turns, A B B A, shorter than what else the processors do."""
+        sides: tuple[list[list[float]], list[list[float]]] = (
+            [[] for _ in self._short],
+            [[] for _ in self._short],
+        )
+        for number in range(2 * self._turns):
+            side = (number + 1) // 2 % 2
+            for mine, calls in zip(sides[side], self._turn((ours, theirs)[side]), strict=True):
+                mine.extend(calls)
+        return sides
 
-    def _all(self, way: str) -> list[list[float]]:
+    def _turn(self, way: _Way) -> list[list[float]]:
+        if way.beside_long:
+            self._long.begin(way.name, self._seconds)
         for peer in self._short:
-            peer.begin(way, self._seconds)
-        return [peer.end() for peer in self._short]
+            peer.begin(way.name, self._seconds)
+        found = [peer.end() for peer in self._short]
+        if way.beside_long:
+            self.long_waits.append(statistics.median(self._long.end()))
+        return found
+
+
+def _p99(clients: list[list[float]]) -> float:
+    values = sorted(each for calls in clients for each in calls)
+    return values[min(len(values) * 99 // 100, len(values) - 1)]

@@ -81,7 +81,10 @@ class _Caller:
 
     def __init__(self, given: dict[str, Any]) -> None:
         self._service = Path(given["service"])
-        self._echo = Path(given["echo"])
+        self._calls = {
+            "lookup": bare_call(self._service / "kvstore.sock", LOOKUP),
+            "echo": bare_call(Path(given["echo"]), ECHO),
+        }
         self._digest = bytes.fromhex(given["digest"])
         self._size = given["block_tokens"]
         self._keys = [
@@ -100,8 +103,7 @@ class _Caller:
         if way == "client":
             with CacheClient(self._service, owner="bench") as client:
                 return _timed(self._lookups(client), seconds)
-        path = self._echo if way == "echo" else self._service / "kvstore.sock"
-        with _calling(self._service, path, ECHO if way == "echo" else LOOKUP) as call:
+        with in_session(self._service, self._calls[way]) as call:
             return _timed([partial(call, request) for request in self._bytes], seconds)
 
     def _lookups(self, client: CacheClient) -> list[Callable[[], object]]:
@@ -112,22 +114,24 @@ class _Caller:
 
 
 @contextmanager
-def _calling(service: Path, socket: Path, method: str) -> Iterator[Callable[[bytes], bytes]]:
-    """A call of `method` at `socket`, bytes to bytes, in a session of its own."""
+def in_session(service: Path, call: Any) -> Iterator[Callable[[bytes], bytes]]:
+    """The call with the metadata of a new session, which ends with all its leases afterwards."""
     session = open_session(service / "session.sock", timeout=CALL_SECONDS, clock=SystemClock())
     try:
-        with grpc.insecure_channel(
-            f"unix:{quote(str(socket))}", options=[("grpc.use_local_subchannel_pool", 1)]
-        ) as channel:
-            call: Any = channel.unary_unary(method)
-            yield partial(call, timeout=CALL_SECONDS, metadata=(("kvstore-session", session.number),))
+        yield partial(call, timeout=CALL_SECONDS, metadata=(("kvstore-session", session.number),))
     finally:
         session.close()
 
 
+def bare_call(socket: Path, method: str) -> Any:
+    """Bytes to bytes, on a channel that stays."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    return grpc.insecure_channel(f"unix:{quote(str(socket))}", options=options).unary_unary(method)
+
+
 def reply_bytes(service: Path, request: pb.LookupRequest) -> int:
     """Bytes of the service's answer to a lookup."""
-    with _calling(service, service / "kvstore.sock", LOOKUP) as call:
+    with in_session(service, bare_call(service / "kvstore.sock", LOOKUP)) as call:
         return len(call(request.SerializeToString()))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from kvstore.errors import InvalidArgument
 from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan
@@ -332,6 +333,7 @@ def _candidates(
         yield price.bounded_replay(longest)
 
 
+@lru_cache(maxsize=64)
 def _check_costs(costs: Costs) -> None:
     for item in fields(costs):
         value = getattr(costs, item.name)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import lru_cache
 
 from kvstore.core import Core, LookupResult, NamespaceInfo
 from kvstore.errors import InvalidArgument, LimitExceeded, ProfileError
 from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan
+from kvstore.prefix.joined import JoinedKeys
 from kvstore.profile.base import MAX_BLOCK_TOKENS, Profile
 from kvstore.types import KEY_BYTES, Exactness, ItemKind, Lineage, StateSource
 from kvstore.v1 import cache_pb2 as pb
@@ -15,6 +17,9 @@ MAX_COST_SECONDS = 1e6
 
 COVERAGE_EDGES = 256
 """Edges of each kind that a reply names."""
+
+COSTS_KEPT = 256
+"""Different rates of callers, and of plans, that are not read and written anew."""
 
 _RATES = tuple(field.name for field in fields(Costs) if field.name != "tile_tokens")
 
@@ -44,7 +49,7 @@ def take_digest(value: bytes, *, field: str = "namespace") -> bytes:
     return value
 
 
-def split_keys(joined: bytes, *, most: int) -> list[bytes]:
+def split_keys(joined: bytes, *, most: int) -> JoinedKeys:
     """LimitExceeded before anything is made of more than `most` keys."""
     if len(joined) > most * KEY_BYTES:
         raise LimitExceeded(
@@ -53,14 +58,7 @@ def split_keys(joined: bytes, *, most: int) -> list[bytes]:
             value=len(joined) // KEY_BYTES,
             allowed=f"{most}",
         )
-    if len(joined) % KEY_BYTES:
-        raise InvalidArgument(
-            "keys do not divide into whole keys",
-            field="keys",
-            value=f"{len(joined)} bytes",
-            allowed=f"a multiple of {KEY_BYTES} bytes",
-        )
-    return [joined[i : i + KEY_BYTES] for i in range(0, len(joined), KEY_BYTES)]
+    return JoinedKeys(joined)
 
 
 def take_kind(value: int, *, field: str) -> ItemKind:
@@ -99,6 +97,13 @@ def take_seconds(value: float, *, field: str, high: float) -> float:
 
 def take_costs(message: pb.Costs) -> Costs:
     """The caller's rates; zero where it knows none."""
+    # A caller's rates are the same for many calls.
+    return _costs_of(message.SerializeToString())
+
+
+@lru_cache(COSTS_KEPT)
+def _costs_of(serialized: bytes) -> Costs:
+    message = pb.Costs.FromString(serialized)
     if message.tile_tokens > MAX_BLOCK_TOKENS:
         raise InvalidArgument(
             "not a tile",
@@ -113,7 +118,9 @@ def take_costs(message: pb.Costs) -> Costs:
     return Costs(**rates, tile_tokens=message.tile_tokens)
 
 
+@lru_cache(COSTS_KEPT)
 def put_costs(costs: Costs) -> pb.Costs:
+    """To be copied, not changed."""
     rates = {name: getattr(costs, name) for name in _RATES}
     return pb.Costs(**rates, tile_tokens=costs.tile_tokens)
 

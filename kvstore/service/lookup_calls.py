@@ -11,7 +11,6 @@ from kvstore.service.engine import NO_SESSION, Engine, is_exact_only
 from kvstore.service.flights import Prompt, Waited
 from kvstore.service.session import Session
 from kvstore.service.status import Context
-from kvstore.types import BlockKey
 from kvstore.v1 import cache_pb2 as pb
 
 WAIT_SECONDS_MAX = 3600.0
@@ -42,7 +41,7 @@ class LookupCalls:
         prompt = Prompt(
             NO_SESSION if session is None else session.id,
             info.digest,
-            [BlockKey(key) for key in keys],
+            keys,
             request.prompt_tokens,
             info.profile.block_tokens,
             exact_only=is_exact_only(info.profile, exactness),
