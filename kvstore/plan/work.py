@@ -29,7 +29,15 @@ def seen(ratio: int, position: int) -> int:
 
 def scanned(figures: Figures, start: int, end: int) -> int:
     """Entries that computing [start, end) in all layers looks at."""
-    return sum(scan.layers * (seen(scan.ratio, end) - seen(scan.ratio, start)) for scan in figures.scans)
+    return scanned_before(figures, end) - scanned_before(figures, start)
+
+
+def scanned_before(figures: Figures, position: int) -> int:
+    """Entries that computing [0, position) in all layers looks at."""
+    total = 0
+    for scan in figures.scans:
+        total += scan.layers * seen(scan.ratio, position)
+    return total
 
 
 def replay_scanned(figures: Figures, start: int, end: int) -> int:

@@ -155,65 +155,71 @@ def put_profile(profile: Profile) -> pb.Profile:
     return pb.Profile(name=profile.name, geometry=profile.geometry())
 
 
-def _put_alternative(value: Alternative) -> pb.Alternative:
-    return pb.Alternative(
-        compute_from=value.compute_from,
-        state_source=_SOURCES[value.state_source],
-        state_at=value.state_at,
-        replay_from=value.replay_from,
-        replay_layer_tokens=value.replay_layer_tokens,
-        bytes_ssd=value.bytes_ssd,
-        bytes_memory=value.bytes_memory,
-        seconds=value.seconds,
-        index_entries=value.index_entries,
-        read_seconds=value.read_seconds,
-        replay_seconds=value.replay_seconds,
-        compute_seconds=value.compute_seconds,
-    )
+def _put_alternative(value: Alternative, out: pb.Alternative) -> None:
+    out.compute_from = value.compute_from
+    out.state_source = _SOURCES[value.state_source]
+    out.state_at = value.state_at
+    out.replay_from = value.replay_from
+    out.replay_layer_tokens = value.replay_layer_tokens
+    out.bytes_ssd = value.bytes_ssd
+    out.bytes_memory = value.bytes_memory
+    out.seconds = value.seconds
+    out.index_entries = value.index_entries
+    out.read_seconds = value.read_seconds
+    out.replay_seconds = value.replay_seconds
+    out.compute_seconds = value.compute_seconds
 
 
-def put_plan(plan: RestorePlan) -> pb.RestorePlan:
-    save = plan.save_states
-    return pb.RestorePlan(
-        prompt_tokens=plan.prompt_tokens,
-        chosen=_put_alternative(plan.chosen),
-        runner_up=None if plan.runner_up is None else _put_alternative(plan.runner_up),
-        exactness=_EXACTNESS[plan.exactness],
-        save_states=pb.SaveStates(
-            pool=save.pool,
-            ssd=save.ssd,
-            output_edge_pool=save.output_edge_pool,
-            output_edge_ssd=save.output_edge_ssd,
-            every_tokens=save.every_tokens,
-            rows=save.rows,
-            rows_overlap=save.rows_overlap,
-        ),
-        blocks_missing=plan.blocks_missing,
-    )
+def put_plan(plan: RestorePlan, out: pb.RestorePlan) -> None:
+    out.prompt_tokens = plan.prompt_tokens
+    _put_alternative(plan.chosen, out.chosen)
+    if plan.runner_up is not None:
+        _put_alternative(plan.runner_up, out.runner_up)
+    out.exactness = _EXACTNESS[plan.exactness]
+    save, kept = plan.save_states, out.save_states
+    # Set even where it says nothing.
+    kept.output_edge_pool = save.output_edge_pool
+    if save.pool:
+        kept.pool.extend(save.pool)
+    if save.ssd:
+        kept.ssd.extend(save.ssd)
+    if save.output_edge_ssd:
+        kept.output_edge_ssd = True
+    if save.every_tokens:
+        kept.every_tokens = save.every_tokens
+    if save.rows:
+        kept.rows = True
+    if save.rows_overlap:
+        kept.rows_overlap = True
+    if plan.blocks_missing:
+        out.blocks_missing = plan.blocks_missing
 
 
-def put_coverage(coverage: Coverage) -> pb.Coverage:
+def put_coverage(coverage: Coverage, out: pb.Coverage) -> None:
     """With the deepest COVERAGE_EDGES of each kind."""
-    return pb.Coverage(
-        blocks=coverage.blocks,
-        pool_states=coverage.pool_states[-COVERAGE_EDGES:],
-        checkpoints=coverage.checkpoints[-COVERAGE_EDGES:],
-        rows=coverage.rows[-COVERAGE_EDGES:],
-        rows_overlap=coverage.rows_overlap[-COVERAGE_EDGES:],
-        branch_at=coverage.branch_at,
-    )
+    out.blocks = coverage.blocks
+    if coverage.pool_states:
+        out.pool_states.extend(coverage.pool_states[-COVERAGE_EDGES:])
+    if coverage.checkpoints:
+        out.checkpoints.extend(coverage.checkpoints[-COVERAGE_EDGES:])
+    if coverage.rows:
+        out.rows.extend(coverage.rows[-COVERAGE_EDGES:])
+    if coverage.rows_overlap:
+        out.rows_overlap.extend(coverage.rows_overlap[-COVERAGE_EDGES:])
+    if coverage.branch_at:
+        out.branch_at = coverage.branch_at
 
 
 def put_lookup(found: LookupResult, *, lease_seconds: float) -> pb.LookupReply:
     """All of the reply that the core's answer decides; what is in flight is left unset."""
-    return pb.LookupReply(
-        plan=put_plan(found.plan),
-        lease_id=found.lease_id or 0,
-        lease_seconds=lease_seconds if found.lease_id else 0.0,
-        blocks_held=found.coverage.blocks,
-        coverage=put_coverage(found.coverage),
-        costs=put_costs(found.costs),
-    )
+    reply = pb.LookupReply(costs=put_costs(found.costs))
+    put_plan(found.plan, reply.plan)
+    put_coverage(found.coverage, reply.coverage)
+    reply.blocks_held = found.coverage.blocks
+    if found.lease_id:
+        reply.lease_id = found.lease_id
+        reply.lease_seconds = lease_seconds
+    return reply
 
 
 def put_lineage(lineage: Lineage) -> pb.Lineage:

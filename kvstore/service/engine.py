@@ -40,11 +40,13 @@ from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.uploads import Upload, Uploads
 from kvstore.service.writer import Writer
 from kvstore.store.base import Place, RecordLog
-from kvstore.types import BootId, Exactness, ItemKind, NamespaceDigest, Tier
+from kvstore.types import BootId, Exactness, ItemKind, NamespaceDigest, StateSource, Tier
 
 log = logging.getLogger(__name__)
 
 NO_SESSION = ""
+
+_PLAN_COUNTS = {source: f"plans_{source.value.lower()}_total" for source in StateSource}
 
 LISTED_AT_ONCE = 512
 """Items of a fetch that are looked at in one go: 5 ms of the event loop's time."""
@@ -162,7 +164,7 @@ class Engine:
         counts["lookups_total"] += 1
         counts["lookup_tokens_total"] += prompt_tokens
         counts["lookup_hit_tokens_total"] += plan.compute_from
-        counts[f"plans_{plan.state_source.value.lower()}_total"] += 1
+        counts[_PLAN_COUNTS[plan.state_source]] += 1
         counts["lookup_hits_total" if plan.compute_from else "lookup_misses_total"] += 1
         return found
 

@@ -64,8 +64,11 @@ class LookupCalls:
         # From here to the answer nothing waits: who woke first announces before the next one looks.
         found = look(lease=request.lease)
         reply = encode.put_lookup(found, lease_seconds=engine.core.lease_seconds)
-        reply.waited_seconds = waited.seconds
-        reply.blocks_in_flight, reply.in_flight_seconds = engine.flights.ahead(prompt, found)
+        if waited.seconds:
+            reply.waited_seconds = waited.seconds
+        blocks, seconds = engine.flights.ahead(prompt, found)
+        if blocks:
+            reply.blocks_in_flight, reply.in_flight_seconds = blocks, seconds
         if session is not None and request.announce:
             flight = engine.flights.announce(prompt, found, inherits=waited.inherits)
             reply.flight_id = 0 if flight is None else flight.flight_id
