@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,9 @@ USE_NOTED = 16
 LIVE = 32
 HAS_ROWS = 64
 ROWS_OVERLAP = 128
+
+MANY_SLOTS = 200
+"""From here on columns are faster than a loop."""
 
 _MANY = -2
 _U32 = 2**32 - 1
@@ -108,17 +111,21 @@ class BlockIndex:
 
     def chain(self, slot: int) -> array[int]:
         """Slots from the first block to `slot`."""
-        number, parent = self.number[slot], self.parent
-        slots = array("i", bytes(4 * (number + 1)))
-        for place in range(number, -1, -1):
-            slots[place] = slot
-            slot = parent[slot]
-        return slots
+        slots = [slot]
+        # The list grows by what it is read for: each block's parent is looked up in its turn, without a step in Python.
+        slots.extend(islice(map(self.parent.__getitem__, slots), self.number[slot]))
+        slots.reverse()
+        return array("i", slots)
 
-    def is_chain_of(self, slots: array[int], keys: list[bytes]) -> bool:
-        """Whether the blocks in `slots` have exactly these keys, in order."""
-        known = self._keys
-        return [known[slot] for slot in slots] == keys
+    def is_chain_of(self, slots: array[int], keys: bytes) -> bool:
+        """Whether the blocks in `slots` have exactly these keys, in order; `keys` are joined."""
+        return b"".join(map(self._keys.__getitem__, slots)) == keys
+
+    def marks(self, slots: array[int]) -> bytes:
+        """The flags of each of `slots`."""
+        if len(slots) < MANY_SLOTS:
+            return bytes(map(self.flags.__getitem__, slots))
+        return np.frombuffer(self.flags, np.uint8)[np.frombuffer(slots, np.int32)].tobytes()
 
     def descendants(self, slot: int) -> list[int]:
         """`slot` and all below it, each after its parent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -15,6 +16,7 @@ from kvstore.core.holds import Holds
 from kvstore.core.index import (
     HAS_ROWS,
     HAS_STATE,
+    MANY_SLOTS,
     NO_SLOT,
     ROWS_OVERLAP,
     USE_NOTED,
@@ -195,6 +197,23 @@ class Live:
         if path:
             self.ranks.on_touch(path, below=slot)
 
+    def touch_chain(self, slots: array[int], now: float) -> None:
+        """As `touch` of the last of `slots`, which are its whole chain, first block first."""
+        used, second = self.index.used, self.second(now)
+        # Uses do not increase along a chain.
+        first = bisect_left(slots, True, key=lambda slot: used[slot] < second)
+        if len(slots) - first < MANY_SLOTS:
+            self.touch(slots[-1], now)
+            return
+        path = np.frombuffer(slots, np.int32)[first:][::-1]
+        flags, uses = np.frombuffer(self.index.flags, np.uint8), np.frombuffer(used, np.uint32)
+        marks, last = flags[path], uses[path].astype(np.int64)
+        due = path[~_is(marks, USE_QUEUED) & (~_is(marks, USE_NOTED) | (-(-last // HOUR) * HOUR < second))]
+        flags[due] |= USE_QUEUED
+        self._uses.frombytes(due.tobytes())
+        uses[path] = second
+        self.ranks.on_touch_many(path, below=slots[first - 1] if first else NO_SLOT)
+
     # ---- states ---------------------------------------------------------------------------------------------
 
     def states_of(self, slot: int) -> list[int]:
@@ -264,6 +283,10 @@ class Live:
                     entry.use_queued = False
                     entry.noted_until = hour_after(entry.used)
                     yield entry.place, float(entry.noted_until)
+
+
+def _is(marks: NDArray[np.uint8], flag: int) -> NDArray[np.bool_]:
+    return (marks & np.uint8(flag)) != 0
 
 
 def hour_after(second: int) -> int:

@@ -65,6 +65,15 @@ class LruPolicy:
         if last != _RING:
             self._move(first, last, below + 1)
 
+    def on_touch_many(self, handles: NDArray[np.int32], below: int = -1) -> None:
+        """As on_touch, for many, each once and none of them `below`."""
+        slots = handles + np.int32(1)
+        lie_together = np.frombuffer(self._newer, np.int32)[slots[:-1]] == slots[1:]
+        ends = np.flatnonzero(~lie_together)
+        firsts, lasts = slots[[0, *(ends + 1)]], slots[[*ends, -1]]
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            self._move(first, last, below + 1)
+
     def on_remove(self, handle: int) -> None:
         slot = handle + 1
         assert self._newer[slot] != _ABSENT, f"handle {handle} is not ranked"

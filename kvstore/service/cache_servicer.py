@@ -62,7 +62,11 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     @answering
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupReply:
-        return await self._lookups.look(request, self._session(context) if request.lease else None, context)
+        engine = self._engine
+        begin = engine.time.monotonic()
+        reply = await self._lookups.look(request, self._session(context) if request.lease else None, context)
+        engine.lookup_seconds += engine.time.monotonic() - begin - reply.waited_seconds
+        return reply
 
     @answering
     async def EndFlight(self, request: pb.EndFlightRequest, context: Context) -> pb.EndFlightReply:

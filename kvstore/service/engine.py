@@ -42,11 +42,13 @@ from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.uploads import Upload, Uploads
 from kvstore.service.writer import Writer
 from kvstore.store.base import Place, RecordLog
-from kvstore.types import BootId, Exactness, ItemKind, NamespaceDigest, Tier
+from kvstore.types import BootId, Exactness, ItemKind, NamespaceDigest, StateSource, Tier
 
 log = logging.getLogger(__name__)
 
 NO_SESSION = ""
+
+_PLAN_COUNTS = {source: f"plans_{source.value.lower()}_total" for source in StateSource}
 
 LISTED_AT_ONCE = 512
 """Items of a fetch that are looked at in one go: 5 ms of the event loop's time."""
@@ -88,6 +90,8 @@ class Engine:
         self.sessions = Sessions(boot=boot, limit=config.sessions, on_end=self._end_session)
         self.activity = Activity(self._open_work)
         self.counts: Counter[str] = Counter()
+        self.lookup_seconds = 0.0
+        """Of Lookup calls from the message to the answer, without what they waited for others."""
         self.ready = False
         self.draining = False
 
@@ -166,7 +170,7 @@ class Engine:
         counts["lookups_total"] += 1
         counts["lookup_tokens_total"] += prompt_tokens
         counts["lookup_hit_tokens_total"] += plan.compute_from
-        counts[f"plans_{plan.state_source.value.lower()}_total"] += 1
+        counts[_PLAN_COUNTS[plan.state_source]] += 1
         counts["lookup_hits_total" if plan.compute_from else "lookup_misses_total"] += 1
         return found
 

@@ -117,6 +117,7 @@ def figures(engine: Engine) -> dict[str, float]:
         *(f"plans_{source}_total" for source in PLAN_SOURCES),
     ):
         values[name] = counts[name]
+    values["lookup_seconds_total"] = engine.lookup_seconds
     values.update(core.totals)
     counters = engine.log.counters()
     for name, value in counters.items():
