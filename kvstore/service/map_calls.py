@@ -25,11 +25,11 @@ class MapCalls:
 
     async def map(self, request: pb.MapRequest, session: Session, context: Context) -> None:
         engine = self._engine
-        if engine.pins is None:
+        if engine.pins is None or not session.takes_memory:
             raise MemoryUnavailable(
-                "this service has no memory that clients may map",
+                "this service has no memory that this session may map",
                 field="memory",
-                value="none",
+                value="none" if engine.pins is None else "none over a Session call",
                 allowed="Fetch, which brings the same bytes",
             )
         lease = engine.lease(request.lease_id, session.id)

@@ -13,9 +13,14 @@ T = TypeVar("T")
 
 
 async def until_end(
-    step: Coroutine[Any, Any, T], *, session: Session, seconds: float, late: Callable[[], KvstoreError]
+    step: Coroutine[Any, Any, T],
+    *,
+    session: Session,
+    seconds: float | None,
+    late: Callable[[], KvstoreError],
 ) -> T:
-    """The result of `step`; UnknownSession where the session ends first; where `seconds` pass first, `late()`.
+    """The result of `step`; UnknownSession where the session ends first; where `seconds` pass first, `late()`. None: they
+    do not count.
 
     The step is cancelled then. A client that stops reading or sending thus cannot hold memory for longer than it
     could have held its lease.
@@ -25,7 +30,8 @@ async def until_end(
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         either: set[asyncio.Future[Any]] = {task, session.ended}
-        await asyncio.wait(either, timeout=max(seconds, 0.0), return_when=asyncio.FIRST_COMPLETED)
+        limit = None if seconds is None else max(seconds, 0.0)
+        await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         if session.ended.done():
