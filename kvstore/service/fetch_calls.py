@@ -8,7 +8,7 @@ from contextlib import aclosing
 from kvstore.core import Lease
 from kvstore.errors import InvalidArgument
 from kvstore.service import encode
-from kvstore.service.delivery import Part, framed, send_under
+from kvstore.service.delivery import Part, framed, send_frames, under
 from kvstore.service.engine import Engine, LeasedItems
 from kvstore.service.reader import Read
 from kvstore.service.session import Session
@@ -26,9 +26,12 @@ class FetchCalls:
         _check_offset(request)
         lease = self._engine.lease(request.lease_id, session.id)
         batches = self._sliced(lease, request) if request.slices > 1 else self._whole(lease, request)
-        async with aclosing(batches), aclosing(framed(batches)) as frames:
-            async for frame in frames:
-                await send_under(self._engine, lease, session, context, frame)
+        with under(self._engine, lease, session):
+            async with aclosing(batches), aclosing(framed(batches)) as frames:
+                # Never other bytes: what the lease covered may be another's once it has ended.
+                await send_frames(
+                    context, frames, may_send=lambda: self._engine.lease(lease.lease_id, session.id)
+                )
 
     async def _whole(self, lease: Lease, request: pb.FetchRequest) -> AsyncGenerator[list[Part], None]:
         leased = LeasedItems(

@@ -123,7 +123,11 @@ class Listeners:
 
     def _add(self, server: grpc.aio.Server, cache: CacheServicer, *services: str) -> None:
         """What both have, and a list of `services` for who asks what is there."""
+        # Before and after: the first handler of a name counts where all are generic, and the last where some are registered.
+        raw = {"Fetch": _fetch_handler(cache)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(CACHE, raw),))
         cast(Any, cache_pb2_grpc).add_CacheServicer_to_server(cache, server)
+        server.add_registered_method_handlers(CACHE, raw)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
@@ -133,6 +137,13 @@ class Listeners:
             ("grpc.max_send_message_length", SENT_BYTES_MAX),
             ("grpc.max_receive_message_length", received),
         ]
+
+
+def _fetch_handler(cache: CacheServicer) -> Any:
+    """It answers with frames that are finished: see `wire_frame`."""
+    return grpc.unary_stream_rpc_method_handler(
+        cache.Fetch, request_deserializer=cache_pb2.FetchRequest.FromString, response_serializer=None
+    )
 
 
 def _tcp_options(sessions: int) -> list[tuple[str, Any]]:

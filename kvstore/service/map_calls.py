@@ -8,7 +8,7 @@ from contextlib import aclosing
 from kvstore.core import FetchItem, Lease
 from kvstore.errors import MemoryUnavailable
 from kvstore.memory import Extent, Slot
-from kvstore.service.delivery import send_under
+from kvstore.service.delivery import under
 from kvstore.service.engine import Engine, LeasedItems
 from kvstore.service.mapping import Row, absent, reply_of
 from kvstore.service.pins import Pins
@@ -41,10 +41,12 @@ class MapCalls:
             state=request.state,
         )
         replies = _Mapping(engine, engine.pins, lease, session, leased.domain).replies(request)
-        async with aclosing(replies):
-            async for reply in replies:
-                await send_under(engine, lease, session, context, reply)
-                engine.counts["mapped_items_total"] += len(reply.extent) - list(reply.extent).count(0)
+        with under(engine, lease, session):
+            async with aclosing(replies):
+                async for reply in replies:
+                    engine.lease(lease.lease_id, session.id)
+                    await context.write(reply)
+                    engine.counts["mapped_items_total"] += len(reply.extent) - list(reply.extent).count(0)
 
 
 class _Mapping:

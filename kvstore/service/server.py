@@ -36,6 +36,7 @@ from kvstore.service.process import (
     collector_resting,
     forbid_dumps,
     give_back_freed_memory,
+    keep_freed_memory,
     remove_stale_sockets,
 )
 from kvstore.service.reader import Reader
@@ -92,6 +93,7 @@ def main_blocking(
     allow_descriptors(
         DESCRIPTORS_PER_SESSION * config.sessions + DESCRIPTORS_PER_EXTENT * extents + DESCRIPTORS_BESIDE
     )
+    keep_freed_memory()
     if not dumpable:
         forbid_dumps()
     serve = run_service(config, ready=ready)
