@@ -152,3 +152,49 @@ def test_a_thousand_fetches_that_are_given_up_leave_nothing(raw: Raw, chain: Cha
     figures = raw.stats()
     assert (figures["memory_items"], figures["memory_held_bytes"]) == (0, 0)
     raw.store(chain, states=[23])
+
+
+def test_a_reader_that_takes_nothing_holds_up_nobody_and_keeps_no_more_than_its_share() -> None:
+    # Nothing stays in memory, so that all of it passes the gate: 16 MiB, of which a session has a quarter.
+    with (
+        running_service(segment=32 << 20, staging=32 << 20, cache=1 << 20) as service,
+        Raw(service.directory) as idle,
+        Raw(service.directory) as eager,
+    ):
+        chain = Chain(eager.open("shared", profile=PROFILE), 24, seed=3)
+        eager.store(chain)
+        lease = idle.lookup(chain).lease_id
+        request = pb.FetchRequest(lease_id=lease, block_count=24)
+        untaken = [idle.cache.Fetch(request, timeout=60, metadata=idle.metadata) for _ in range(30)]
+        for call in untaken[:2]:
+            next(call)
+        mine = eager.lookup(chain).lease_id
+        for _ in range(20):
+            items = eager.fetch(mine, count=24)
+            assert all(chain.is_right(*item) for item in items)
+            assert eager.stats()["fetching_bytes"] <= 4 * FRAME_BYTES
+        idle.close()
+        assert until_idle(eager)["leases"] == 1
+        for call in untaken:
+            call.cancel()
+
+
+def test_a_reader_slower_than_its_lease_gets_an_error_and_never_other_bytes() -> None:
+    with (
+        running_service(segment=32 << 20, staging=32 << 20, lease=1.0) as service,
+        Raw(service.directory) as raw,
+    ):
+        chain = Chain(raw.open("slow", profile=PROFILE), 60, seed=4)
+        raw.store(chain, last=30)
+        raw.store(chain, first=30)
+        lease = raw.lookup(chain).lease_id
+        request = pb.FetchRequest(lease_id=lease, block_count=60)
+        call = raw.cache.Fetch(request, timeout=60, metadata=raw.metadata)
+        next(call)
+        limit = time.monotonic() + 20
+        while raw.stats()["leases"]:
+            assert time.monotonic() < limit
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call)
+        assert error_of(caught.value) == "UNKNOWN_LEASE"
+        assert until_idle(raw)["mapped_items"] == 0
