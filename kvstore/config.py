@@ -84,6 +84,15 @@ def parse_text(text: str, *, name: str) -> str:
     return text
 
 
+def parse_flag(text: str | bool, *, name: str) -> bool:
+    value = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}.get(
+        str(text).strip().lower()
+    )
+    if value is None:
+        raise ConfigError("neither yes nor no", field=name, value=text, allowed="yes or no")
+    return value
+
+
 def _option(
     default: Any, parse: Callable[..., Any], about: str, *, low: float = 0, high: float = math.inf
 ) -> Any:
@@ -169,6 +178,22 @@ class ServiceConfig:
         high=MAX_BYTES,
     )
     metrics: str = _option("", parse_text, "HOST:PORT for the Prometheus page; empty: none")
+    listen: str = _option(
+        "",
+        parse_text,
+        "HOST:PORT for clients on other machines, with TLS and a token; port 0: any; empty: none",
+    )
+    tls_cert: str = _option("", parse_text, "PEM file of the certificate for --listen, with its chain")
+    tls_key: str = _option("", parse_text, "PEM file of the certificate's key")
+    token_file: str = _option(
+        "", parse_text, "file of the tokens that clients on other machines may show, one a line"
+    )
+    unsafe_plaintext_tcp: bool = _option(
+        False, parse_flag, "listen without TLS: whoever is on the way reads prompts and tokens"
+    )
+    unsafe_no_token: bool = _option(
+        False, parse_flag, "listen without tokens: whoever reaches the port reads and writes"
+    )
 
     @property
     def states_share_bytes(self) -> int:
@@ -202,6 +227,7 @@ _KINDS: dict[Callable[..., Any], str] = {
     parse_count: "COUNT",
     parse_fraction: "SHARE",
     parse_text: "TEXT",
+    parse_flag: "FLAG",
 }
 _TEXTS: dict[Callable[..., Any], Callable[[Any], str]] = {
     parse_size: size_text,
@@ -209,12 +235,13 @@ _TEXTS: dict[Callable[..., Any], Callable[[Any], str]] = {
     parse_count: str,
     parse_fraction: str,
     parse_text: str,
+    parse_flag: str,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`kind` is SIZE (64GiB), TIME (72h), COUNT, SHARE (0 to 1) or TEXT; `default` is its text, empty for none."""
+    """`kind` is SIZE (64GiB), TIME (72h), COUNT, SHARE (0 to 1), TEXT or FLAG (yes or no); `default` is its text, empty for none."""
 
     name: str
     kind: str

@@ -47,8 +47,8 @@ def options_for(size: int) -> dict[str, object]:
 
 
 @contextmanager
-def serving(directory: Path, options: Mapping[str, object]) -> Iterator[Path]:
-    """`kvstore serve` with these flags on `service_directory(directory)`, which this yields. Killed on leaving."""
+def serving(directory: Path, options: Mapping[str, object], *switches: str) -> Iterator[Path]:
+    """`kvstore serve` with these options and switches on `service_directory(directory)`, which this yields. Killed on leaving."""
     place = service_directory(directory)
     try:
         Places(place).check()
@@ -59,7 +59,7 @@ def serving(directory: Path, options: Mapping[str, object]) -> Iterator[Path]:
             value=directory.parent,
             allowed="a folder with a shorter path",
         ) from error
-    flags = [str(word) for option in {"--dir": place, **options}.items() for word in option]
+    flags = [*switches, *(str(word) for option in {"--dir": place, **options}.items() for word in option)]
     output = directory / LOG
     with output.open("wb") as log:
         process = subprocess.Popen(

@@ -20,6 +20,7 @@ from kvstore.service.handoff_calls import HandoffCalls
 from kvstore.service.lookup_calls import LookupCalls
 from kvstore.service.map_calls import MapCalls
 from kvstore.service.session import SESSION_METADATA, Session
+from kvstore.service.session_calls import SessionCalls
 from kvstore.service.status import Context, answering
 from kvstore.service.uploads import Upload
 from kvstore.service.waiting import until_end
@@ -36,6 +37,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._fetches = FetchCalls(engine)
         self._maps = MapCalls(engine)
         self._arenas = ArenaCalls(engine)
+        self._sessions = SessionCalls(engine)
 
     def check_ready(self) -> None:
         self._engine.check_ready()
@@ -218,6 +220,12 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def DropHandoff(self, request: pb.DropHandoffRequest, context: Context) -> pb.DropHandoffReply:
         self._session(context)
         return pb.DropHandoffReply(was_here=self._handoffs.drop(request))
+
+    # ---- sessions: last, since the name is the type's above ---------------------------------------------------------
+
+    @answering
+    async def Session(self, requests: Any, context: Context) -> None:
+        await self._sessions.hold(context)
 
 
 def _reserve_item(item: pb.ReserveItem, at: str) -> ReserveItem:

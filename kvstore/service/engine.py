@@ -336,6 +336,7 @@ class LeasedItems:
     ) -> None:
         self._engine = engine
         self._lease = lease
+        self.owner = lease.session
         self.domain = engine.core.namespace(lease.namespace).identity.tenant_salt
         self._first = first_block
         self._blocks = block_count

@@ -114,6 +114,7 @@ def figures(engine: Engine) -> dict[str, float]:
         "mapped_items_total",
         "expired_leases_total",
         "upkeep_errors_total",
+        "unauthenticated_total",
         *(f"plans_{source}_total" for source in PLAN_SOURCES),
     ):
         values[name] = counts[name]

@@ -21,6 +21,11 @@ log = logging.getLogger(__name__)
 # sockaddr_un.sun_path is 108 bytes on Linux with its ending zero byte.
 MAX_SOCKET_PATH_BYTES = 107
 _PR_SET_DUMPABLE = 4
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+KEPT_FREE_BYTES = 64 << 20
+OWN_MAPPING_BYTES = 4 << 20
+"""What is as large gets memory of its own, which goes back at once: several frames fit, whole staging areas do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,15 @@ def give_back_freed_memory() -> None:
     """Let the system have what was freed: the C library keeps it for later, and a start frees as much as it keeps."""
     with suppress(OSError, AttributeError):  # not every C library can
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what frames on their way out were made in: giving it back to the system and getting it again
+    for each of them cost as much as sending it. At most KEPT_FREE_BYTES stay so."""
+    with suppress(OSError, AttributeError):  # not every C library can
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, OWN_MAPPING_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_FREE_BYTES)
 
 
 @contextmanager

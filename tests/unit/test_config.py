@@ -127,4 +127,10 @@ def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
         "commit_wait",
         "wear",
         "metrics",
+        "listen",
+        "tls_cert",
+        "tls_key",
+        "token_file",
+        "unsafe_plaintext_tcp",
+        "unsafe_no_token",
     ]

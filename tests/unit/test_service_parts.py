@@ -81,6 +81,26 @@ async def test_the_gate_lets_in_by_turns_and_what_is_too_large_alone() -> None:
     assert (entered, gate.held_bytes) == (["large", "small"], 1)
 
 
+async def test_at_the_gate_an_owner_past_its_share_waits_for_itself_and_holds_up_nobody() -> None:
+    gate = ReadGate(16)
+    await gate.enter(3, "slow")
+    more = asyncio.ensure_future(gate.enter(2, "slow"))
+    little = asyncio.ensure_future(gate.enter(1, "slow"))
+    await little
+    assert not more.done()
+    # Others pass it by, and each may hold one thing that is larger than a share.
+    await gate.enter(9, "large")
+    await gate.enter(3, "other")
+    assert gate.held_bytes == 16
+    last = asyncio.ensure_future(gate.enter(1, "last"))
+    gate.leave(3, "slow")
+    await asyncio.gather(more, last)
+    assert gate.held_bytes == 16
+    for length, owner in ((1, "slow"), (2, "slow"), (9, "large"), (3, "other"), (1, "last")):
+        gate.leave(length, owner)
+    assert (gate.held_bytes, gate.refused_total, len(gate._held_by)) == (0, 0, 0)
+
+
 async def test_who_stops_waiting_at_the_gate_holds_nothing_and_blocks_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
