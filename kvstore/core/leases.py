@@ -149,17 +149,17 @@ class LeaseTable:
         self._end(lease)
         return lease
 
-    def pop_session(self, session: str) -> list[Lease]:
-        ended = [self._leases[lease_id] for lease_id in sorted(self._sessions.get(session, ()))]
-        for lease in ended:
-            self._end(lease)
-        return ended
+    def of_session(self, session: str) -> list[int]:
+        """Numbers of its leases, the first one first."""
+        return sorted(self._sessions.get(session, ()))
 
-    def pop_due(self, now: float) -> list[Lease]:
-        ended = [self._leases[lease_id] for lease_id in self._deadlines.due(now)]
-        for lease in ended:
+    def pop_due(self, now: float) -> Lease | None:
+        """The first one that is past its deadline, if any is; it has ended."""
+        for lease_id in self._deadlines.due(now, limit=1):
+            lease = self._leases[lease_id]
             self._end(lease)
-        return ended
+            return lease
+        return None
 
     def block_removed(self, lease_id: int, number: int) -> None:
         """Block `number` of what the lease covers has left in spite of it, and nothing after it is there any more.
