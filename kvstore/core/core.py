@@ -288,9 +288,7 @@ class Core:
         Granted items that `results` lacks are given back. An item whose parent was lost meanwhile, and everything if
         the namespace was cleared meanwhile, does not become visible: its place is to be discarded.
         """
-        return whole(
-            self.committing(reservation_id, session, results, now_mono=now_mono, now_wall=now_wall)
-        )
+        return whole(self.committing(reservation_id, session, results, now_mono=now_mono, now_wall=now_wall))
 
     def committing(
         self,
@@ -390,18 +388,17 @@ class Core:
     def clear(self, namespace: bytes | None = None) -> tuple[Cleared, Sequence[GivenBack]]:
         """Everything of one namespace, or of all, leaves at once, in both tiers, leased or not. Reservations end; what
         is being written will not become visible. The namespaces stay known."""
-        back = self.void_reservations(namespace)
         gone, (blocks, states) = collected(self.clearing(namespace))
-        return Cleared(blocks, states, gone), back
+        return Cleared(blocks, states, gone), self.void_reservations(namespace)
 
     def void_reservations(self, namespace: bytes | None) -> Sequence[GivenBack]:
-        """The first part of a clear: reservations end, and what is being written will not become visible."""
+        """The last part of a clear: reservations end, and what is being written will not become visible."""
         live = self._live
         infos = live.namespaces.all() if namespace is None else [live.namespaces.get(namespace)]
         return returned([each for info in infos for each in live.reservations.void(info.digest)])
 
     def clearing(self, namespace: bytes | None) -> Steps[list[Gone], tuple[int, int]]:
-        """The rest of a clear, in steps: tails go first, so that what is left is whole at each of them. How many blocks and
+        """The first part of a clear, in steps: tails go first, so that what is left is whole at each of them. How many blocks and
         states left. Nothing may be committed or relocated meanwhile."""
         live = self._live
         infos = live.namespaces.all() if namespace is None else [live.namespaces.get(namespace)]

@@ -53,15 +53,13 @@ def _victims(live: Live) -> Iterator[int | None]:
     begins = 0
     start = NO_SLOT
     while begins < BEGINS_MAX:
-        seen = 0
-        for slot in ranks.victims(start):
+        for seen, slot in enumerate(ranks.victims(start)):
             if seen == VISITS_AT_ONCE:
                 start, used = slot, index.used[slot]
                 yield None
                 if not index.is_live(start) or index.used[start] != used:
                     start, begins = NO_SLOT, begins + 1
                 break
-            seen += 1
             yield slot
         else:
             return
@@ -75,7 +73,8 @@ def states_over_share(live: Live, limit_bytes: int) -> Steps[list[Gone], None]:
         if len(left) >= ITEMS_AT_ONCE:
             yield left
             left = []
-    yield left
+    if left:
+        yield left
 
 
 def expire(live: Live, now_wall: float, limit: int) -> list[Gone]:

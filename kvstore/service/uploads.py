@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.core.base import Granted, Written
@@ -32,10 +32,11 @@ class Upload:
     staged_bytes: int = 0
     closed: bool = False
 
-    def records(self) -> list[tuple[Granted, Record]]:
-        """What goes to the log, parents first: the order of the Reserve call."""
+    def records(self, indexes: Iterable[int]) -> list[tuple[Granted, Record]]:
+        """What of these items goes to the log, in their order."""
         found = []
-        for index, granted in self.granted.items():
+        for index in indexes:
+            granted = self.granted[index]
             if index in self.arrived and granted.item.to_ssd:
                 incoming = self.arrived[index]
                 item = granted.item
@@ -59,10 +60,11 @@ class Upload:
                 )
         return found
 
-    def results(self, places: dict[int, Place]) -> dict[ItemId, Written]:
-        """What became of the items: those for SSD whose place is missing were not written."""
+    def results(self, places: dict[int, Place], indexes: Iterable[int]) -> dict[ItemId, Written]:
+        """What became of these items, which have arrived: those for SSD whose place is missing were not written."""
         results = {}
-        for index, incoming in self.arrived.items():
+        for index in indexes:
+            incoming = self.arrived[index]
             item = self.granted[index].item
             if not item.to_ssd or index in places:
                 payload = incoming.payload() if item.to_pool else None

@@ -65,8 +65,9 @@ class Verifying:
         engine = self._engine
         loop = asyncio.get_running_loop()
         begun = told = loop.time()
-        progress = Progress(bytes_total=engine.log.space().live)
-        for segment_id in engine.log.segment_ids():
+        space = await loop.run_in_executor(None, engine.log.space)
+        progress = Progress(bytes_total=space.live)
+        for segment_id in await loop.run_in_executor(None, engine.log.segment_ids):
             begin: int | None = 0
             while begin is not None:
                 step = await loop.run_in_executor(None, self._step, segment_id, begin)

@@ -53,9 +53,7 @@ def big_core(
     rows.length[own], rows.length[block], rows.length[state] = 64, TINY.block_bytes, TINY.state_bytes
     rows.sequence[:] = everything
     rows.last_use[:] = NOW - 7200.0 + everything * (3600.0 / len(everything))
-    payloads = {
-        row: describe(each, f"n{row}", "endpoints") for row, each in enumerate(identities)
-    }
+    payloads = {row: describe(each, f"n{row}", "endpoints") for row, each in enumerate(identities)}
     core = Core(pool=StatePool(1 << 20, 600.0), limits=limits)
     report = core.load(Records(digests, rows, payloads), {}, now_wall=NOW)
     assert (report.namespaces, report.blocks, report.states) == (namespaces, blocks, states), report
