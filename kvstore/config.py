@@ -124,7 +124,13 @@ class ServiceConfig:
         600.0, parse_time, "how long a handoff that was taken may stay unconfirmed, decoding included", low=1
     )
     staging: int = _option(
-        0, parse_size, "host memory for bytes on their way to disk; 0: a twentieth of memory", high=MAX_BYTES
+        0, parse_size, "host memory for bytes on their way to disk; 0: a fortieth of memory", high=MAX_BYTES
+    )
+    arenas: int = _option(
+        0,
+        parse_size,
+        "host memory that clients on this machine write to; 0: a fortieth of memory",
+        high=MAX_BYTES,
     )
     cache: int = _option(
         0,
@@ -179,7 +185,11 @@ class ServiceConfig:
 
     @property
     def staging_bytes(self) -> int:
-        return self.staging or _memory_bytes() // 20
+        return self.staging or _memory_bytes() // 40
+
+    @property
+    def arenas_bytes(self) -> int:
+        return self.arenas or _memory_bytes() // 40
 
     @property
     def cache_bytes(self) -> int:

@@ -1,6 +1,7 @@
-"""Host memory that clients on this machine map and read, without a copy on the way."""
+"""Host memory that clients on this machine map: to read it, or to write to what is their own."""
 
+from kvstore.memory.arena import Arena, Arenas
 from kvstore.memory.cache import BlockCache
 from kvstore.memory.extent import Extent, Slot, why_not_mapped
 
-__all__ = ["BlockCache", "Extent", "Slot", "why_not_mapped"]
+__all__ = ["Arena", "Arenas", "BlockCache", "Extent", "Slot", "why_not_mapped"]

@@ -11,6 +11,7 @@ from kvstore.core import ReserveItem, ReserveOutcome
 from kvstore.errors import InvalidArgument, UnknownReservation
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.service import encode
+from kvstore.service.arena_calls import ArenaCalls
 from kvstore.service.delivery import send_head
 from kvstore.service.engine import Engine
 from kvstore.service.fetch_calls import FetchCalls
@@ -23,7 +24,7 @@ from kvstore.service.status import Context, answering
 from kvstore.service.turns import mapped
 from kvstore.service.uploads import Upload
 from kvstore.service.waiting import until_end
-from kvstore.types import BlockKey, Checks
+from kvstore.types import BlockKey
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import cache_pb2_grpc
 
@@ -35,6 +36,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._lookups = LookupCalls(engine)
         self._fetches = FetchCalls(engine)
         self._maps = MapCalls(engine)
+        self._arenas = ArenaCalls(engine)
 
     def check_ready(self) -> None:
         self._engine.check_ready()
@@ -136,7 +138,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                                 value=item.item,
                                 allowed="each item once",
                             )
-                        incoming = self._engine.uploads.start(upload, item.item, item.length, _checks(item))
+                        incoming = self._engine.uploads.start(
+                            upload, item.item, item.length, encode.take_checks(item)
+                        )
                         taken += incoming.length
                         arrived[item.item] = incoming
                         announced.append(incoming)
@@ -151,6 +155,15 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             finally:
                 self._engine.uploads.drop(upload, taken)
         return pb.WriteReply(items=len(arrived), bytes=stored)
+
+    @answering
+    async def OpenArena(self, request: pb.OpenArenaRequest, context: Context) -> pb.OpenArenaReply:
+        return self._arenas.open(request, self._session(context))
+
+    @answering
+    async def WriteArena(self, request: pb.WriteArenaRequest, context: Context) -> pb.WriteReply:
+        with self._engine.activity.transfer():
+            return await self._arenas.write(request, self._session(context))
 
     async def _next_frame(
         self, context: Context, session: Session, seconds: float, upload: Upload | None = None
@@ -219,7 +232,3 @@ def _reserve_item(index: int, item: pb.ReserveItem) -> ReserveItem:
         to_ssd=item.to_ssd or item.kind in (pb.ItemKind.BLOCK, pb.ItemKind.WINDOW_ROWS),
         lineage=encode.take_lineage(item.lineage, field=f"{at}.lineage"),
     )
-
-
-def _checks(item: pb.WriteItem) -> Checks:
-    return Checks(item.crc32, item.xxh3_64 if item.has_xxh3 else 0, item.has_xxh3)

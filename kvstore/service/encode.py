@@ -8,7 +8,7 @@ from kvstore.core import Core, LookupResult, NamespaceInfo
 from kvstore.errors import InvalidArgument, LimitExceeded, ProfileError
 from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan
 from kvstore.profile.base import MAX_BLOCK_TOKENS, Profile
-from kvstore.types import KEY_BYTES, Exactness, ItemKind, Lineage, StateSource
+from kvstore.types import KEY_BYTES, Checks, Exactness, ItemKind, Lineage, StateSource
 from kvstore.v1 import cache_pb2 as pb
 
 MAX_COST_SECONDS = 1e6
@@ -228,3 +228,7 @@ def put_namespace(info: NamespaceInfo, core: Core) -> pb.Namespace:
         states_share_states=core.share_states(info),
         policy_too_large=not core.policy_fits(info),
     )
+
+
+def take_checks(item: pb.WriteItem) -> Checks:
+    return Checks(item.crc32, item.xxh3_64 if item.has_xxh3 else 0, item.has_xxh3)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 
 from kvstore.config import ServiceConfig
 from kvstore.core import (
@@ -26,6 +27,7 @@ from kvstore.core import (
 )
 from kvstore.core.flights import FlightTable
 from kvstore.errors import Draining, KvstoreError, LimitExceeded, Unavailable, UnknownSession
+from kvstore.memory import Arenas
 from kvstore.plan.base import Costs
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.profile.base import Profile
@@ -55,6 +57,7 @@ LISTED_AT_ONCE = 512
 class Engine:
     """One running store. `ready` from when the index is complete; `draining` from a Drain call or a stop signal.
 
+    `threads`: for work on bytes that would hold up the event loop.
     `pins`: what of the reader's memory stays for whom; None where it has none. It hears of the core's leases' ends."""
 
     def __init__(
@@ -67,6 +70,7 @@ class Engine:
         handoffs: HandoffTable,
         reader: Reader,
         time: ServiceTime,
+        threads: Executor,
         pins: Pins | None = None,
     ) -> None:
         self.config = config
@@ -76,6 +80,8 @@ class Engine:
         self.handoffs = handoffs
         self.reader = reader
         self.pins = pins
+        self.threads = threads
+        self.arenas = Arenas(config.arenas_bytes)
         self.rates = Rates(reader.rate)
         self.time = time
         self.staging = Staging(config.staging_bytes)
@@ -302,6 +308,7 @@ class Engine:
         self.flights.end_session(session.id)
         if self.reader.memory is not None:
             self.reader.memory.take_back(session.extents)
+        self.arenas.end(session.id)
         self.activity.note()
 
     async def expire(self) -> None:

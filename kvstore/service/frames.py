@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import xxhash
@@ -11,6 +11,7 @@ from isal import isal_zlib
 
 from kvstore.errors import DamagedBytes, InvalidArgument, LimitExceeded
 from kvstore.store.buffers import Slot
+from kvstore.store.format import PayloadSums, payload_sums
 from kvstore.types import BytesLike, Checks
 
 FRAME_BYTES = 1 << 20
@@ -69,6 +70,8 @@ class Incoming:
         self._filled = 0
         self._crc32 = 0
         self._xxh3 = xxhash.xxh3_64() if checks.has_xxh3 else None
+        self.sums: PayloadSums | None = None
+        """What the log is going to say about it, where that is known already."""
 
     @property
     def missing_bytes(self) -> int:
@@ -85,12 +88,24 @@ class Incoming:
             self._xxh3.update(part)
         return len(part)
 
+    def fill(self, copy: Callable[[memoryview], None], slices: Sequence[int]) -> None:
+        """Take all of it at once: `copy` fills the memory that it is given. What is summed up is what lies here then,
+        whatever the source says later, and the log needs no sums of its own. In any thread."""
+        assert self._filled == 0
+        view = memoryview(self._buffer)
+        copy(view)
+        # XXH3 brings the bytes near, so that the others find them in a processor's cache.
+        self.sums = payload_sums(view, slices)
+        self._crc32 = isal_zlib.crc32(view)
+        self._filled = self.length
+
     def check(self) -> None:
         """The item is whole: DamagedBytes when it does not have its checksums."""
         assert self.missing_bytes == 0, "the item is complete"
         pairs = [("crc32", self._crc32, self.checks.crc32)]
         if self._xxh3 is not None:
-            pairs.append(("xxh3_64", self._xxh3.intdigest(), self.checks.xxh3_64))
+            xxh3 = self._xxh3.intdigest() if self.sums is None else self.sums.xxh3_64
+            pairs.append(("xxh3_64", xxh3, self.checks.xxh3_64))
         for field, got, announced in pairs:
             if got != announced:
                 raise DamagedBytes(

@@ -79,8 +79,8 @@ QUIET_SECONDS = 1.0
 """At a stop, leases and reservations whose owners do nothing for so long are not waited for."""
 LAST_CALLS_SECONDS = 2.0
 
-DESCRIPTORS_PER_SESSION = 3
-"""The session's own connection, twice, and its calls'."""
+DESCRIPTORS_PER_SESSION = 5
+"""The session's own connection, twice, its calls', and its arena's, twice."""
 DESCRIPTORS_PER_EXTENT = 2
 """One to pass on, and one that mmap keeps."""
 DESCRIPTORS_BESIDE = 1024
@@ -345,6 +345,7 @@ class _Service:
                 memory=memory,
             ),
             time=self._time,
+            threads=reader_threads,
             pins=pins,
         )
         writer = Writer(

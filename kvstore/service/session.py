@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from kvstore.errors import LimitExceeded, UnknownSession
-from kvstore.memory import Extent
+from kvstore.memory import Arena, Extent
 from kvstore.types import BootId
 
 log = logging.getLogger(__name__)
@@ -44,9 +44,18 @@ class Session:
         """Tell the other end of an extent, with its descriptor; whether it has it now. It has not where this system has
         nothing left to pass it with. UnknownSession where the other end does not take it at once: it does not read what it
         is told, and the connection ends."""
+        if not self._say({"extent": extent.number, "bytes": extent.bytes}, extent.descriptor):
+            return False
+        self.extents.add(extent)
+        return True
+
+    def give_arena(self, arena: Arena) -> bool:
+        """The same of memory that it may write to."""
+        return self._say({"arena": arena.number, "bytes": arena.bytes}, arena.descriptor)
+
+    def _say(self, line: dict[str, object], descriptor: int) -> bool:
         try:
-            if not self._tell({"extent": extent.number, "bytes": extent.bytes}, extent.descriptor):
-                return False
+            return self._tell(line, descriptor)
         except ConnectionError as error:
             self.hang_up()
             raise UnknownSession(
@@ -55,8 +64,6 @@ class Session:
                 value=self.id,
                 allowed="an end that takes each line of its session connection",
             ) from error
-        self.extents.add(extent)
-        return True
 
 
 class Sessions:

@@ -53,12 +53,18 @@ class Upload:
                             item.lineage,
                             incoming.payload(),
                             incoming.checks,
-                            slice_ends(self.profile, item.kind, item.length),
+                            self.slices(index),
                             incoming.slot,
+                            incoming.sums,
                         ),
                     )
                 )
         return found
+
+    def slices(self, index: int) -> Sequence[int]:
+        """Where the payload of a granted item may be cut."""
+        item = self.granted[index].item
+        return slice_ends(self.profile, item.kind, item.length)
 
     def results(self, places: dict[int, Place], indexes: Iterable[int]) -> dict[ItemId, Written]:
         """What became of these items, which have arrived: those for SSD whose place is missing were not written."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from kvstore.types import BlockKey, BytesLike, Checks, Lineage, NamespaceDigest
 
 if TYPE_CHECKING:
+    from kvstore.store.format import PayloadSums
     from kvstore.store.records import Records
 
 
@@ -45,7 +46,8 @@ class Record:
     CLEAR_STATES: the same for every STATE and ROWS; the BLOCKs stay too.
     `position` is the token count at the item's end. `slices`: where the payload may be cut and still be verified in
     parts, as ends in ascending order; kept for payloads of 64 KiB or more, thinned out above 61. `slot`: the memory of
-    which `payload` is a part, where it has the shape of a record.
+    which `payload` is a part, where it has the shape of a record. `sums`: of this payload with these slices, where they were
+    worked out before.
     """
 
     kind: RecordKind
@@ -58,6 +60,7 @@ class Record:
     checks: Checks
     slices: Sequence[int] = ()
     slot: Slot | None = None
+    sums: PayloadSums | None = None
 
 
 class Slot(Protocol):

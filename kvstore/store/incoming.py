@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvstore.errors import InvalidArgument
 from kvstore.store.base import Record, RecordKind
 from kvstore.store.catalog import Description
-from kvstore.store.format import PAYLOAD_BYTES_MAX, POLICY_KIND, payload_sums
+from kvstore.store.format import PAYLOAD_BYTES_MAX, POLICY_KIND, PayloadSums, payload_sums
 from kvstore.store.writer import Pending
 from kvstore.types import KEY_BYTES, BlockKey, Checks, Lineage, NamespaceDigest
 
@@ -78,10 +78,16 @@ def pending_records(records: Sequence[Record], *, payload_bytes_max: int) -> lis
             0,
             record.slices,
             record.slot,
-            payload_sums(record.payload, record.slices) if number < SUMMED_AHEAD else None,
+            _sums_ahead(record, number),
         )
         for number, record in enumerate(records)
     ]
+
+
+def _sums_ahead(record: Record, number: int) -> PayloadSums | None:
+    if record.sums is not None or number >= SUMMED_AHEAD:
+        return record.sums
+    return payload_sums(record.payload, record.slices)
 
 
 def pending_policy(namespace: NamespaceDigest, policy: str, *, sequence: int, created_ms: int) -> Pending:

@@ -113,6 +113,7 @@ def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
         "handoff_ttl",
         "take",
         "staging",
+        "arenas",
         "cache",
         "retention",
         "states_share",

@@ -1,0 +1,138 @@
+"""The arena calls: memory of a session's own, and items that lie in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from kvstore.errors import InvalidArgument, MemoryUnavailable
+from kvstore.memory import Arena
+from kvstore.service import encode
+from kvstore.service.engine import Engine
+from kvstore.service.frames import FRAME_BYTES, Incoming
+from kvstore.service.session import Session
+from kvstore.v1 import cache_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+Piece = tuple[Incoming, int, Sequence[int]]
+"""An item, where its bytes lie in the arena, and where they may be cut."""
+
+
+class ArenaCalls:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._is_short = False
+        """Whether it has been said that this system has no memory for arenas."""
+
+    def open(self, request: pb.OpenArenaRequest, session: Session) -> pb.OpenArenaReply:
+        """The session's arena, made now if it has none. Its line is on its way when this returns."""
+        arenas = self._engine.arenas
+        arena = arenas.find(session.id)
+        if arena is None:
+            self._engine.check_open()
+            arena = self._made(request, session)
+        if not session.give_arena(arena):
+            # Nobody else has it, or whoever has it can ask again.
+            arenas.end(session.id)
+            raise MemoryUnavailable(
+                "the arena's descriptor cannot be passed: not over this session, or the system has no room for it now",
+                field="session",
+                value=session.id,
+                allowed="Write, which moves the same bytes",
+            )
+        return pb.OpenArenaReply(arena=arena.number, bytes=arena.bytes)
+
+    def _made(self, request: pb.OpenArenaRequest, session: Session) -> Arena:
+        if not request.bytes:
+            raise InvalidArgument(
+                "an arena has a size", field="bytes", value=0, allowed="1 or more; what is left is the limit"
+            )
+        try:
+            return self._engine.arenas.make(session.id, request.bytes)
+        except (OSError, AttributeError) as error:
+            if not self._is_short:
+                self._is_short = True
+                log.warning("no memory for arenas, clients write through the socket: %s", error)
+            raise MemoryUnavailable(
+                f"this system gives no sealed shared memory: {error}",
+                field="bytes",
+                value=request.bytes,
+                allowed="Write, which moves the same bytes",
+            ) from error
+
+    async def write(self, request: pb.WriteArenaRequest, session: Session) -> pb.WriteReply:
+        engine = self._engine
+        arena = engine.arenas.find(session.id)
+        if arena is None:
+            raise InvalidArgument(
+                "the session has no arena", field="arena", value="none", allowed="an OpenArena before"
+            )
+        upload = engine.uploads.get(request.reservation_id, session.id)
+        _check_places(request, arena.bytes)
+        pieces: dict[int, Piece] = {}
+        taken = 0
+        try:
+            for item, offset in zip(request.items, request.offset, strict=True):
+                incoming = engine.uploads.start(upload, item.item, item.length, encode.take_checks(item))
+                taken += incoming.length
+                pieces[item.item] = incoming, offset, upload.slices(item.item)
+            await self._copied(arena, list(pieces.values()), taken)
+            engine.uploads.finish(upload, {index: piece[0] for index, piece in pieces.items()})
+            stored, taken = taken, 0
+        finally:
+            engine.uploads.drop(upload, taken)
+        engine.counts["arena_written_bytes_total"] += stored
+        return pb.WriteReply(items=len(pieces), bytes=stored)
+
+    async def _copied(self, arena: Arena, pieces: Sequence[Piece], size: int) -> None:
+        """All of them have been copied out of the arena and summed up."""
+        if size <= FRAME_BYTES:
+            _copy(arena, pieces)
+            return
+        loop = asyncio.get_running_loop()
+        arenas = self._engine.arenas
+        arenas.borrow(arena)
+        try:
+            job = self._engine.threads.submit(_copy, arena, pieces)
+        except RuntimeError:
+            arenas.give_back(arena)
+            raise
+        # Not when this call ends, which may be cancelled: a thread that has begun cannot be stopped.
+        job.add_done_callback(lambda _: loop.call_soon_threadsafe(arenas.give_back, arena))
+        await asyncio.wrap_future(job)
+
+
+def _copy(arena: Arena, pieces: Iterable[Piece]) -> None:
+    for incoming, offset, slices in pieces:
+        incoming.fill(_from(arena, offset), slices)
+
+
+def _from(arena: Arena, offset: int) -> Callable[[memoryview], None]:
+    return lambda target: arena.copy(offset, target)
+
+
+def _check_places(request: pb.WriteArenaRequest, size: int) -> None:
+    """InvalidArgument unless each item lies within an arena of `size` bytes, and is named once."""
+    if len(request.offset) != len(request.items):
+        raise InvalidArgument(
+            "each item lies somewhere",
+            field="offset",
+            value=f"{len(request.offset)} offsets",
+            allowed=f"{len(request.items)}, one for each item",
+        )
+    seen: set[int] = set()
+    for number, (item, offset) in enumerate(zip(request.items, request.offset, strict=True)):
+        if item.length > size or offset > size - item.length:
+            raise InvalidArgument(
+                f"items[{number}] does not lie in the arena",
+                field=f"offset[{number}]",
+                value=f"{offset} with {item.length} bytes",
+                allowed=f"within {size} bytes",
+            )
+        if item.item in seen:
+            raise InvalidArgument(
+                "the item is named twice", field="items.item", value=item.item, allowed="each item once"
+            )
+        seen.add(item.item)
