@@ -430,6 +430,11 @@ class Core:
         """How many items of the index lie in each segment."""
         return self._live.segments.counts()
 
+    @property
+    def open_work(self) -> int:
+        """Leases and reservations that are open."""
+        return len(self._live.leases) + len(self._live.reservations)
+
     def statistics(self) -> CoreStatistics:
         return statistics(self._live)
 

@@ -30,6 +30,9 @@ ROWS_OVERLAP = 128
 
 _MANY = -2
 _PART_BLOCKS = 8192
+_TABLES_ASKED = 64
+_BRANCH_BYTES = 320
+"""Of the set of a block's children, where they are few."""
 _U32 = 2**32 - 1
 
 
@@ -76,6 +79,8 @@ class BlockIndex:
         self._branches: dict[int, set[int]] = {}
         self._numbers = SlotNumbers()
         self._tables: dict[int, KeyTable] = {}
+        self._sizes: dict[int, int] = {}
+        """Of tables, those that were asked longest ago first."""
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -267,11 +272,13 @@ class BlockIndex:
 
     def drop_space(self, space: int) -> None:
         """Forget a namespace in which nothing is left."""
+        self._sizes.pop(space, None)
         table = self._tables.pop(space, None)
         assert not table, "a namespace is emptied first"
 
     def memory_bytes(self) -> int:
-        """Bytes of all columns, tables and the objects that they refer to."""
+        """Bytes of all columns, tables and the objects that they refer to. Where there are many namespaces, what their tables
+        take is as it was some calls ago."""
         columns = (
             self.parent,
             self.number,
@@ -286,9 +293,21 @@ class BlockIndex:
             self._keys,
             self._branches,
         )
-        branches = sum(sys.getsizeof(children) + 32 * len(children) for children in self._branches.values())
-        tables = self._numbers.memory_bytes() + sum(table.memory_bytes() for table in self._tables.values())
+        branches = len(self._branches) * _BRANCH_BYTES
+        tables = self._numbers.memory_bytes() + self._table_bytes()
         return sum(map(sys.getsizeof, columns)) + branches + tables
+
+    def _table_bytes(self) -> int:
+        """Some tables are asked in turn, and those that were never asked."""
+        sizes = self._sizes
+        asked = [space for space in self._tables if space not in sizes][:_TABLES_ASKED]
+        for _ in range(min(_TABLES_ASKED - len(asked), len(sizes))):
+            asked.append(space := next(iter(sizes)))
+            del sizes[space]
+        for space in asked:
+            if (table := self._tables.get(space)) is not None:
+                sizes[space] = table.memory_bytes()
+        return sum(sizes.values())
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the laws above hold and the columns agree with one another."""

@@ -68,6 +68,7 @@ class Live:
             most=limits.leases,
             most_per_session=limits.leases_per_session,
             most_blocks=limits.leased_blocks,
+            most_blocks_per_session=limits.leased_blocks_per_session,
         )
         self.reservations = ReservationTable(
             self.holds,
@@ -75,6 +76,7 @@ class Live:
             most=limits.reservations,
             most_per_session=limits.reservations_per_session,
             most_items=limits.reserved_items_in_all,
+            most_items_per_session=limits.reserved_items_per_session,
         )
         self._on_lease_end = on_lease_end
         self.totals: Counter[str] = Counter()

@@ -69,13 +69,21 @@ class ReservationTable:
     """
 
     def __init__(
-        self, holds: Holds, *, seconds: float, most: int, most_per_session: int, most_items: int
+        self,
+        holds: Holds,
+        *,
+        seconds: float,
+        most: int,
+        most_per_session: int,
+        most_items: int,
+        most_items_per_session: int,
     ) -> None:
         self._holds = holds
         self._seconds = seconds
         self._most = most
         self._most_per_session = most_per_session
         self._most_items = most_items
+        self._most_items_per_session = most_items_per_session
         self._open: dict[int, Reservation] = {}
         self._sessions: dict[str, set[int]] = {}
         self._in_flight: dict[tuple[NamespaceDigest, ItemId], tuple[Reservation, Granted]] = {}
@@ -97,11 +105,14 @@ class ReservationTable:
 
     def check_room(self, session: str, items: int) -> None:
         """Raise LimitExceeded unless one more of so many items may be made."""
-        mine = len(self._sessions.get(session, ()))
+        numbers = self._sessions.get(session, ())
+        mine = len(numbers)
+        own = sum(len(self._open[number].granted) for number in numbers)
         for name, value, most in (
             ("reservations", len(self._open) + 1, self._most),
             ("reservations_per_session", mine + 1, self._most_per_session),
             ("reserved_items_in_all", self.in_flight + items, self._most_items),
+            ("reserved_items_per_session", own + items, self._most_items_per_session),
         ):
             if value > most:
                 raise LimitExceeded(

@@ -33,6 +33,7 @@ from kvstore.pool.handoffs import HandoffTable
 from kvstore.profile.base import Profile
 from kvstore.service.activity import Activity
 from kvstore.service.flights import Flights
+from kvstore.service.loopwatch import LoopWatch
 from kvstore.service.pins import Pins
 from kvstore.service.rates import Rates
 from kvstore.service.reader import Reader
@@ -90,6 +91,7 @@ class Engine:
         self.sessions = Sessions(boot=boot, limit=config.sessions, on_end=self._end_session)
         self.activity = Activity(self._open_work)
         self.counts: Counter[str] = Counter()
+        self.loop = LoopWatch()
         self.ready = False
         self.draining = False
 
@@ -111,8 +113,7 @@ class Engine:
 
     def _open_work(self) -> int:
         """Leases, reservations and takes that are open."""
-        statistics = self.core.statistics()
-        return statistics.leases + statistics.reservations + self.handoffs.statistics().out
+        return self.core.open_work + self.handoffs.statistics().out
 
     # ---- space: what the writer asks ----------------------------------------------------------------------------
 
@@ -364,6 +365,7 @@ class LeasedItems:
     ) -> None:
         self._engine = engine
         self._lease = lease
+        self.session = lease.session
         self.domain = engine.core.namespace(lease.namespace).identity.tenant_salt
         self._first = first_block
         self._blocks = block_count

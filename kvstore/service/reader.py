@@ -50,6 +50,10 @@ class Sources(Protocol):
     @property
     def domain(self) -> str: ...
 
+    @property
+    def session(self) -> str:
+        """In whose name they are read."""
+
     async def settled(self) -> None:
         """Return when `again` tells of all moves that the log has made: at once, but while a segment is cleaned."""
 
@@ -86,13 +90,14 @@ class _Asked:
 @dataclass(slots=True, eq=False)
 class _Batch:
     """`slots`: where the items lie in memory, pinned; None for what is to be read, or lies in the pool. `disk_bytes`: of the
-    others, for which the gate is asked. `stale`: places that are nobody's any more since it was listed."""
+    others, for which the gate is asked, in the name of `session`. `stale`: places that are nobody's any more since it was listed."""
 
     first: int
     items: list[FetchItem | None] = field(default_factory=list)
     slots: list[Slot | None] = field(default_factory=list)
     disk_bytes: int = 0
     stale: list[frozenset[Place]] = field(default_factory=list)
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +252,14 @@ class Reader:
     async def _enter(self, batch: _Batch) -> None:
         # What needs nothing of the gate waits for nobody there.
         if batch.disk_bytes:
-            await self.gate.enter(batch.disk_bytes)
+            await self.gate.enter(batch.disk_bytes, batch.session)
 
     def _leave(self, batch: _Batch) -> None:
         if batch.disk_bytes:
-            self.gate.leave(batch.disk_bytes)
+            self.gate.leave(batch.disk_bytes, batch.session)
 
     async def _read_batch(self, batch: _Batch, asked: _Asked) -> _Loan:
+        batch.session = asked.sources.session
         await self._enter(batch)
         done = False
         try:

@@ -68,8 +68,11 @@ parsed in the event loop's thread, and two bytes in it can become a whole item: 
 
 CALLS_MAX = 8192
 READER_THREADS = 4
-FETCH_BYTES_MIN, FETCH_BYTES_MAX = 16 << 20, 256 << 20
-"""Payload bytes that all fetches together hold while they are read and sent: half of staging, between these."""
+LEASES_SHARE = 4
+"""One session has at most this part of all leases."""
+
+INDEX_BYTES_PER_BLOCK = 200
+"""At most, for a million blocks; `index_bytes_per_block` is what it is."""
 
 EXTENTS_MIN = 16
 """A small cache is cut into smaller extents: sizes and domains do not share one."""
@@ -134,6 +137,9 @@ async def run_service(
     clock = SystemClock() if clock is None else clock
     places = Places(Path(config.dir).absolute())
     places.check()
+    log.info(
+        "%s; the index takes about %d bytes a block beside that", config.memory_text(), INDEX_BYTES_PER_BLOCK
+    )
     WindowPolicy.check(config.policy)
     check_bytes_per_day(config.wear)
     if config.metrics:
@@ -323,12 +329,12 @@ class _Service:
             limits=Limits(
                 keys=config.keys,
                 leases=config.leases,
+                leases_per_session=max(1, config.leases // LEASES_SHARE),
                 reserved_items=config.keys,
                 prompt_tokens=config.prompt_tokens,
             ),
             on_lease_end=(lambda lease_id: None) if pins is None else pins.end,
         )
-        fetch_bytes = min(max(config.staging_bytes // 2, FETCH_BYTES_MIN), FETCH_BYTES_MAX)
         engine = Engine(
             config,
             boot=BootId(secrets.token_bytes(16)),
@@ -340,7 +346,7 @@ class _Service:
             reader=Reader(
                 self._store,
                 executor=reader_threads,
-                gate=ReadGate(fetch_bytes),
+                gate=ReadGate(config.parts.fetch),
                 clock=self._time,
                 memory=memory,
             ),

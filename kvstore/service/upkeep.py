@@ -25,6 +25,13 @@ class Upkeep:
         self._uses_due = engine.time.monotonic() + USES_EVERY_SECONDS
 
     async def run(self) -> None:
+        watching = asyncio.create_task(self._engine.loop.run(), name="loop watch")
+        try:
+            await self._steps()
+        finally:
+            watching.cancel()
+
+    async def _steps(self) -> None:
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
             try:

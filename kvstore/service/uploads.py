@@ -134,7 +134,7 @@ class Uploads:
                 allowed=f"{granted.item.length}",
             )
         self._check_unwritten(upload, index)
-        self._staging.take(length)
+        self._staging.take(length, upload.session)
         upload.staged_bytes += length
         # Large records are put together as they will lie on the disk; what the pool keeps has memory of its own.
         item = granted.item
@@ -156,7 +156,7 @@ class Uploads:
         """Bytes of a Write call that failed."""
         if upload.reservation_id in self._open:
             upload.staged_bytes -= length
-            self._staging.give_back(length)
+            self._staging.give_back(length, upload.session)
 
     def close(self, upload: Upload) -> None:
         """Take nothing more in: it is being committed."""
@@ -168,7 +168,7 @@ class Uploads:
         upload = self._open.pop(reservation_id, None)
         if upload is not None:
             upload.closed = True
-            self._staging.give_back(upload.staged_bytes)
+            self._staging.give_back(upload.staged_bytes, upload.session)
             for incoming in upload.arrived.values():
                 if incoming.slot is not None:
                     self._slots.give_back(incoming.slot)
