@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 MAX_SOCKET_PATH_BYTES = 107
 _PR_SET_DUMPABLE = 4
 
+DESCRIPTORS_LEAST = 128
+"""Segments and catalogue, sockets of calls, a few sessions, and some extents."""
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -112,13 +115,21 @@ def remove_stale_sockets(places: Places) -> None:
 
 
 def allow_descriptors(needed: int) -> None:
-    """Raise this process's limit of open files to `needed`, as far as it may be raised; a warning where that is less."""
+    """Raise this process's limit of open files to `needed`, as far as it may be raised; a warning where that is less, and
+    ConfigError where it is less than a service can do anything with."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(OSError, ValueError):  # some systems allow less than they say
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS_LEAST:
+        raise ConfigError(
+            "too few open files are allowed",
+            field="RLIMIT_NOFILE",
+            value=soft,
+            allowed=f"{DESCRIPTORS_LEAST} or more, and {needed} for all that is configured (ulimit -n)",
+        )
     if soft != resource.RLIM_INFINITY and soft < needed:
         log.warning(
             "open files are limited to %d, and %d may be needed: allow more, or fewer sessions", soft, needed
@@ -129,6 +140,12 @@ def give_back_freed_memory() -> None:
     """Let the system have what was freed: the C library keeps it for later, and a start frees as much as it keeps."""
     with suppress(OSError, AttributeError):  # not every C library can
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def collect_seldom() -> None:
+    """The collector of cycles walks young objects often, and all of them, which holds up everybody for tens of milliseconds where
+    there are many, only after some ten million."""
+    gc.set_threshold(2_000, 10, 500)
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from kvstore.service.process import (
     allow_descriptors,
     check_space,
     close_directory_to_others,
+    collect_seldom,
     collector_resting,
     forbid_dumps,
     give_back_freed_memory,
@@ -121,6 +122,7 @@ def main_blocking(
     )
     if not dumpable:
         forbid_dumps()
+    collect_seldom()
     serve = run_service(config, ready=ready)
     if sys.platform == "linux":
         import uvloop
@@ -383,7 +385,7 @@ class _Service:
                 thread,
                 lambda: engine.core.load(recovery.records, recovery.policies, now_wall=engine.time.wall()),
             )
-        engine.registry.load(recovery.records)
+            await asyncio.get_running_loop().run_in_executor(thread, engine.registry.load, recovery.records)
         self._warn_of_policies(engine)
         engine.writer.room.discard(report.discard)
         # A million records are not kept for the sake of what follows; nor is the memory that handling them took.

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 PERIOD_SECONDS = 1.0
 USES_EVERY_SECONDS = 60.0
 EXPIRED_BLOCKS_AT_ONCE = 400
-USES_AT_ONCE = 4000
+USES_AT_ONCE = 2000
 """Each some milliseconds of the event loop's time."""
 
 

@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kvstore.errors import InvalidArgument, KvstoreError, LimitExceeded
-from kvstore.service.engine import Engine, places_of
+from kvstore.service.engine import Engine
+from kvstore.service.turns import in_parts
 from kvstore.store.base import Damage, Verified
 
 BYTES_PER_SECOND = 100 << 20
@@ -91,8 +92,8 @@ class Verifying:
         """What can be said again is written anew; the rest is a miss."""
         engine = self._engine
         places = [damage.place for damage in damages]
-        gone = engine.core.forget_places(places)
+        async for part in in_parts(places):
+            engine.discard(engine.core.forget_places(part))
         engine.counts["verify_damages_total"] += len(damages)
-        engine.writer.room.discard(places_of(gone))
         with suppress(KvstoreError):  # the catalogue keeps them, and the next start tries again
             await engine.registry.renew(set(places))
