@@ -11,9 +11,11 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from kvstore.budget import Available, Parts, available, share_out
 from kvstore.errors import ConfigError
 
 _SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -41,6 +43,12 @@ def size_text(count: int) -> str:
         if unit and count and int(count) % scale == 0:
             return f"{count // scale}{unit}"
     return f"{count}B"
+
+
+def rounded(count: int) -> str:
+    """A size with three digits, for people."""
+    unit = next(unit for unit, scale in reversed(_SIZE_UNITS.items()) if count >= scale or scale == 1)
+    return f"{count / _SIZE_UNITS[unit]:.3g}{unit or 'B'}"
 
 
 def time_text(seconds: float) -> str:
@@ -101,19 +109,6 @@ def _option(
     return field(default=default, metadata={"parse": parse, "about": about, "low": low, "high": high})
 
 
-def memory_bytes() -> int:
-    """Memory that this process may use: the cgroup's limit where there is one, else all of RAM."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            total = min(total, int(text))
-    return total
-
-
 @dataclass(frozen=True, kw_only=True)
 class ServiceConfig:
     """Everything that `kvstore serve` can be told. Sizes in bytes, times in seconds."""
@@ -123,28 +118,32 @@ class ServiceConfig:
     segment: int = _option(
         0, parse_size, "bytes of one segment file; 0: a sixteenth of the budget, 1MiB to 256MiB", high=1 << 32
     )
-    pool: int = _option(0, parse_size, "host memory for window states; 0: a tenth of memory", high=MAX_BYTES)
-    pool_ttl: float = _option(600.0, parse_time, "how long an unused state stays in the pool", low=1)
-    handoff: int = _option(
-        0, parse_size, "host memory for handoffs; 0: a hundredth of memory", high=MAX_BYTES
+    memory: int = _option(
+        0,
+        parse_size,
+        "host memory for all of the following together; the index comes on top; 0: a quarter of what the cgroup, or the machine, has",
+        high=MAX_BYTES,
     )
+    pool: int = _option(0, parse_size, "host memory for window states; 0: 36 % of --memory", high=MAX_BYTES)
+    pool_ttl: float = _option(600.0, parse_time, "how long an unused state stays in the pool", low=1)
+    handoff: int = _option(0, parse_size, "host memory for handoffs; 0: 4 % of --memory", high=MAX_BYTES)
     handoff_ttl: float = _option(60.0, parse_time, "how long a handoff waits to be taken", low=1)
     take: float = _option(
         600.0, parse_time, "how long a handoff that was taken may stay unconfirmed, decoding included", low=1
     )
     staging: int = _option(
-        0, parse_size, "host memory for bytes on their way to disk; 0: a fortieth of memory", high=MAX_BYTES
+        0, parse_size, "host memory for bytes on their way to disk; 0: 8 % of --memory", high=MAX_BYTES
     )
     arenas: int = _option(
         0,
         parse_size,
-        "host memory that clients on this machine write to; 0: a fortieth of memory",
+        "host memory that clients on this machine write to; 0: 8 % of --memory",
         high=MAX_BYTES,
     )
     cache: int = _option(
         0,
         parse_size,
-        "host memory for recent blocks, which clients may map; 0: a tenth of memory",
+        "host memory for recent blocks, which clients may map; 0: 40 % of --memory",
         high=MAX_BYTES,
     )
     retention: float = _option(72 * 3600.0, parse_time, "how long a block lives since its last use", low=1)
@@ -200,25 +199,45 @@ class ServiceConfig:
         """What states and rows may take of the disk budget."""
         return int(self.states_share * self.disk)
 
+    @cached_property
+    def available(self) -> Available:
+        return available()
+
+    @cached_property
+    def parts(self) -> Parts:
+        """What each part of memory has. ConfigError where that is more than the budget, or than there is."""
+        given = {name: getattr(self, name) for name in ("pool", "handoff", "cache", "arenas", "staging")}
+        return share_out(self.memory, given, self.available)
+
     @property
     def pool_bytes(self) -> int:
-        return self.pool or memory_bytes() // 10
+        return self.parts.pool
 
     @property
     def handoff_bytes(self) -> int:
-        return self.handoff or memory_bytes() // 100
+        return self.parts.handoff
 
     @property
     def staging_bytes(self) -> int:
-        return self.staging or memory_bytes() // 40
+        return self.parts.staging
 
     @property
     def arenas_bytes(self) -> int:
-        return self.arenas or memory_bytes() // 40
+        return self.parts.arenas
 
     @property
     def cache_bytes(self) -> int:
-        return self.cache or memory_bytes() // 10
+        return self.parts.cache
+
+    def memory_text(self) -> str:
+        """For people: what each part of memory has, and why."""
+        parts = self.parts
+        return (
+            f"memory {rounded(parts.memory)} of {rounded(self.available.bytes)} ({self.available.because}): "
+            f"pool {rounded(parts.pool)}, handoffs {rounded(parts.handoff)}, block cache {rounded(parts.cache)}, "
+            f"arenas {rounded(parts.arenas)}, staging {rounded(parts.staging)}, fetches {rounded(parts.fetch)}; "
+            "block cache and arenas are memfds: shmem of this cgroup, and nothing in /dev/shm"
+        )
 
 
 _KINDS: dict[Callable[..., Any], str] = {

@@ -70,6 +70,7 @@ class Live:
             most=limits.leases,
             most_per_session=limits.leases_per_session,
             most_blocks=limits.leased_blocks,
+            most_blocks_per_session=limits.leased_blocks_per_session,
         )
         self.reservations = ReservationTable(
             self.holds,
@@ -77,6 +78,7 @@ class Live:
             most=limits.reservations,
             most_per_session=limits.reservations_per_session,
             most_items=limits.reserved_items_in_all,
+            most_items_per_session=limits.reserved_items_per_session,
         )
         self._on_lease_end = on_lease_end
         self.totals: Counter[str] = Counter()
@@ -161,7 +163,8 @@ class Live:
     def remove_block(self, slot: int) -> list[Gone]:
         """Take out a childless block; its states, in both tiers, go first. What left the SSD, in that order."""
         info, number, key = self.info(slot), self.index.number[slot], self.index.key(slot)
-        left = [self.remove_state(handle) for handle in self.states_of(slot)]
+        has_states = self.index.flags[slot] & (HAS_STATE | HAS_ROWS)
+        left = [self.remove_state(handle) for handle in self.states_of(slot)] if has_states else []
         self.pool.remove(info.digest, key)
         place = self.place(slot)
         left.append(Gone(info.digest, ItemId(key, ItemKind.BLOCK), place))
@@ -268,10 +271,14 @@ class Live:
 
     # ---- last uses ------------------------------------------------------------------------------------------
 
-    def take_uses(self) -> Iterator[tuple[Place, float]]:
-        """Place and last use of everything used since the last call, the use rounded up to a whole hour, so that further
-        uses within that hour need not be told."""
-        queued, self._uses = self._uses, array("i")
+    @property
+    def uses_waiting(self) -> int:
+        return len(self._uses)
+
+    def take_uses(self, limit: int | None = None) -> Iterator[tuple[Place, float]]:
+        """Place and last use of everything used since the last call, or of the first `limit` of that, the use rounded up to a
+        whole hour, so that further uses within that hour need not be told."""
+        queued, self._uses = self._uses[:limit], self._uses[len(self._uses) if limit is None else limit :]
         flags = self.index.flags
         for handle in queued:
             if handle >= 0 and flags[handle] & USE_QUEUED:

@@ -81,8 +81,8 @@ class LruPolicy:
         self._newer[slot] = self._older[slot] = _ABSENT
         self._count -= 1
 
-    def victims(self) -> Iterator[int]:
-        slot = self._newer[_RING]
+    def victims(self, start: int = -1) -> Iterator[int]:
+        slot = self._newer[_RING] if start < 0 else start + 1
         while slot != _RING:
             following = self._newer[slot]
             yield slot - 1

@@ -35,7 +35,7 @@ class AdminServicer(cache_pb2_grpc.AdminServicer):
         self._engine = engine
         self._on_drain = on_drain
         self._verifying = Verifying(engine)
-        self._memory = MemoryBudget(engine.reader.memory, engine.core.pool)
+        self._memory = MemoryBudget(engine.config.parts, engine.reader.memory, engine.core.pool)
 
     def check_ready(self) -> None:
         self._engine.check_ready()

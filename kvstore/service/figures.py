@@ -83,6 +83,8 @@ def figures(engine: Engine) -> dict[str, float]:
         "disk_read_payload_bytes_total": engine.reader.read_bytes_total,
         "ssd_read_seconds_per_byte": engine.reader.rate.seconds_per_byte,
         **_memory(engine),
+        "loop_gap_seconds_max": engine.loop.longest_seconds,
+        "loop_gaps_long_total": engine.loop.long_total,
         "jobs_waiting": engine.writer.waiting,
         "commits_total": engine.writer.commits_total,
         "commits_failed_total": engine.writer.failed_commits_total,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from kvstore.config import memory_bytes, size_text
+from kvstore.budget import Parts
+from kvstore.config import size_text
 from kvstore.errors import LimitExceeded, MemoryUnavailable
 from kvstore.memory import BlockCache
 from kvstore.memory.cache import EXTENT_BYTES, extent_bytes_for
@@ -23,9 +24,11 @@ class Budgets:
 
 
 class MemoryBudget:
-    """The event loop's. `memory` is None where nothing can be mapped."""
+    """The event loop's. `memory` is None where nothing can be mapped. Both together stay within what the other parts leave of
+    `parts.memory`."""
 
-    def __init__(self, memory: BlockCache | None, pool: StatePool) -> None:
+    def __init__(self, parts: Parts, memory: BlockCache | None, pool: StatePool) -> None:
+        self._most = parts.memory - (parts.sum - parts.cache - parts.pool)
         self._memory = memory
         self._pool = pool
 
@@ -39,20 +42,19 @@ class MemoryBudget:
         )
 
     async def change(self, *, cache: int | None, pool: int | None) -> Budgets:
-        """New budgets in bytes; None leaves one as it is. LimitExceeded, and nothing changed, where both are more than this
-        process may have."""
+        """New budgets in bytes; None leaves one as it is. LimitExceeded, and nothing changed, where both are more than the
+        service's memory has for them."""
         now = self.budgets()
         wanted = {
             "cache": now.cache_budget if cache is None else cache,
             "pool": now.pool_budget if pool is None else pool,
         }
-        most = memory_bytes()
-        if sum(wanted.values()) > most:
+        if sum(wanted.values()) > self._most:
             raise LimitExceeded(
-                "the block cache and the pool together would be more than the memory of this process",
+                "the block cache and the pool together would be more than the service's memory has for them",
                 field="cache + pool",
                 value=" + ".join(map(size_text, wanted.values())),
-                allowed=f"up to {size_text(most)} together",
+                allowed=f"up to {size_text(self._most)} together",
             )
         if cache is not None:
             if self._memory is None:

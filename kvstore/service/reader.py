@@ -51,14 +51,15 @@ BATCH_ITEMS = 512
 
 class Sources(Protocol):
     """What the reader asks about the list that it reads. Called in the event loop's thread. `domain`: whose bytes these
-    are, so that they may lie in memory that others of it can map. `owner`: for whom they are read, who has a share of the
+    are, so that they may lie in memory that others of it can map. `session`: for whom they are read, which has a share of the
     gate."""
 
     @property
     def domain(self) -> str: ...
 
     @property
-    def owner(self) -> str: ...
+    def session(self) -> str:
+        """In whose name they are read."""
 
     async def settled(self) -> None:
         """Return when `again` tells of all moves that the log has made: at once, but while a segment is cleaned."""
@@ -96,17 +97,17 @@ class _Asked:
 @dataclass(slots=True, eq=False)
 class _Batch:
     """`slots`: where the items lie in memory, pinned; None for what is to be read, or lies in the pool. `memory_bytes`: in
-    slots when it was listed; `disk_bytes`: of the others, for which the gate is asked, `limit_bytes` at most. `stale`: places that are nobody's any
-    more since it was listed."""
+    slots when it was listed; `disk_bytes`: of the others, for which the gate is asked in the name of `session`, `limit_bytes`
+    at most. `stale`: places that are nobody's any more since it was listed."""
 
     first: int
-    owner: str = ""
     items: list[FetchItem | None] = field(default_factory=list)
     slots: list[Slot | None] = field(default_factory=list)
     disk_bytes: int = 0
     memory_bytes: int = 0
     limit_bytes: int = BATCH_BYTES
     stale: list[frozenset[Place]] = field(default_factory=list)
+    session: str = ""
 
     def is_full_with(self, disk_bytes: int, memory_bytes: int) -> bool:
         """Whether it would be too large with one more item of these."""
@@ -269,11 +270,11 @@ class Reader:
     async def _enter(self, batch: _Batch) -> None:
         # What needs nothing of the gate waits for nobody there.
         if batch.disk_bytes:
-            await self.gate.enter(batch.disk_bytes, batch.owner)
+            await self.gate.enter(batch.disk_bytes, batch.session)
 
     def _leave(self, batch: _Batch) -> None:
         if batch.disk_bytes:
-            self.gate.leave(batch.disk_bytes, batch.owner)
+            self.gate.leave(batch.disk_bytes, batch.session)
 
     async def _read_batch(self, batch: _Batch, asked: _Asked) -> _Loan:
         await self._enter(batch)
@@ -447,7 +448,7 @@ class Reader:
         self, items: Iterable[FetchItem | None], sources: Sources, part: Part | None, *, most_bytes: int
     ) -> Generator[_Batch, None, None]:
         """Batches, each with what of it is in memory, pinned for who takes it. They grow up to `most_bytes` from the disk."""
-        current = self._new(0, sources.owner)
+        current = self._new(0, sources.session)
         try:
             for number, item in enumerate(items):
                 place = None if item is None else item.place
@@ -459,7 +460,7 @@ class Reader:
                     memory_bytes = place.length
                 full = None
                 if current.items and current.is_full_with(disk_bytes, memory_bytes):
-                    full, current = current, self._new(number, sources.owner)
+                    full, current = current, self._new(number, sources.session)
                     current.limit_bytes = min(2 * full.limit_bytes, most_bytes)
                 current.items.append(item)
                 current.slots.append(slot)
@@ -474,8 +475,8 @@ class Reader:
             # What nobody took: the list ended with an error, or nobody wants more of it.
             self._unpin(current)
 
-    def _new(self, first: int, owner: str) -> _Batch:
-        batch = _Batch(first, owner)
+    def _new(self, first: int, session: str) -> _Batch:
+        batch = _Batch(first, session=session)
         self._listed.add(batch)
         return batch
 

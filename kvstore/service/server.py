@@ -33,6 +33,7 @@ from kvstore.service.process import (
     Places,
     allow_descriptors,
     close_directory_to_others,
+    collect_seldom,
     collector_resting,
     forbid_dumps,
     give_back_freed_memory,
@@ -54,8 +55,11 @@ from kvstore.types import BootId
 log = logging.getLogger(__name__)
 
 READER_THREADS = 4
-FETCH_BYTES_MIN, FETCH_BYTES_MAX = 16 << 20, 256 << 20
-"""Payload bytes that all fetches together hold while they are read and sent: half of staging, between these."""
+LEASES_SHARE = 4
+"""One session has at most this part of all leases."""
+
+INDEX_BYTES_PER_BLOCK = 200
+"""At most, for a million blocks; `index_bytes_per_block` is what it is."""
 
 GRACE_SECONDS = 10.0
 QUIET_SECONDS = 1.0
@@ -93,6 +97,7 @@ def main_blocking(
     keep_freed_memory()
     if not dumpable:
         forbid_dumps()
+    collect_seldom()
     serve = run_service(config, ready=ready)
     if sys.platform == "linux":
         import uvloop
@@ -109,6 +114,9 @@ async def run_service(
     clock = SystemClock() if clock is None else clock
     places = Places(Path(config.dir).absolute())
     places.check()
+    log.info(
+        "%s; the index takes about %d bytes a block beside that", config.memory_text(), INDEX_BYTES_PER_BLOCK
+    )
     WindowPolicy.check(config.policy)
     check_bytes_per_day(config.wear)
     if config.metrics:
@@ -245,12 +253,12 @@ class _Service:
             limits=Limits(
                 keys=config.keys,
                 leases=config.leases,
+                leases_per_session=max(1, config.leases // LEASES_SHARE),
                 reserved_items=config.keys,
                 prompt_tokens=config.prompt_tokens,
             ),
             on_lease_end=(lambda lease_id: None) if pins is None else pins.end,
         )
-        fetch_bytes = min(max(config.staging_bytes // 2, FETCH_BYTES_MIN), FETCH_BYTES_MAX)
         engine = Engine(
             config,
             boot=BootId(secrets.token_bytes(16)),
@@ -262,7 +270,7 @@ class _Service:
             reader=Reader(
                 self._store,
                 executor=reader_threads,
-                gate=ReadGate(fetch_bytes),
+                gate=ReadGate(config.parts.fetch),
                 clock=self._time,
                 memory=memory,
             ),
@@ -299,7 +307,7 @@ class _Service:
                 thread,
                 lambda: engine.core.load(recovery.records, recovery.policies, now_wall=engine.time.wall()),
             )
-        engine.registry.load(recovery.records)
+            await asyncio.get_running_loop().run_in_executor(thread, engine.registry.load, recovery.records)
         self._warn_of_policies(engine)
         engine.writer.room.discard(report.discard)
         # A million records are not kept for the sake of what follows; nor is the memory that handling them took.

@@ -21,7 +21,7 @@ CACHE = 256 << 20
 
 @pytest.fixture
 def service() -> Iterator[ServiceProcess]:
-    with running_service(cache=CACHE, pool=16 << 20) as service:
+    with running_service(memory=1 << 30, cache=CACHE, pool=16 << 20) as service:
         yield service
 
 

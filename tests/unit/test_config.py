@@ -107,6 +107,7 @@ def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
         "dir",
         "disk",
         "segment",
+        "memory",
         "pool",
         "pool_ttl",
         "handoff",
