@@ -1,4 +1,4 @@
-"""When to leave a service alone that could not be reached. Pure: time comes from the caller."""
+"""When to leave a service alone that could not be reached, and how often to ask it again. Pure: time comes from the caller."""
 
 from __future__ import annotations
 
@@ -35,3 +35,24 @@ class Breaker:
 
     def succeeded(self) -> Breaker:
         return self if self.is_closed else Breaker(self.pause_first, self.pause_most)
+
+
+RETRY_TOKENS_MAX = 10.0
+RETRY_TOKENS_PER_CALL = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RetryBudget:
+    """What all retries of one client may cost together. A retry takes a whole token, and a call that succeeded brings a
+    tenth of one: so retries are a tenth of the calls in the long run, however many a broken network asks for."""
+
+    tokens: float = RETRY_TOKENS_MAX
+
+    def taken(self) -> RetryBudget | None:
+        """None: there is to be no retry now."""
+        return RetryBudget(self.tokens - 1) if self.tokens >= 1 else None
+
+    def succeeded(self) -> RetryBudget:
+        if self.tokens == RETRY_TOKENS_MAX:
+            return self
+        return RetryBudget(min(self.tokens + RETRY_TOKENS_PER_CALL, RETRY_TOKENS_MAX))

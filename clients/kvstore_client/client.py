@@ -1,4 +1,4 @@
-"""The client of one cache service on this machine."""
+"""The client of one cache service."""
 
 from __future__ import annotations
 
@@ -6,73 +6,52 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Literal, Self
 
 from kvstore.clock import Clock, SystemClock
-from kvstore.errors import GeometryMismatch, InvalidArgument, UnknownSession
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.types import BytesLike, Exactness, Lineage
 from kvstore.v1 import cache_pb2 as pb
-from kvstore_client.checks import crc32
+from kvstore_client import calls
+from kvstore_client.address import parse_address
+from kvstore_client.answers import LookupAnswer, answer_fields
+from kvstore_client.calls import check_owner
 from kvstore_client.flight import Flight
-from kvstore_client.handoff import HandoffTake, handoff_frames, read_handoff
+from kvstore_client.handoff import HandoffTake, read_handoff
 from kvstore_client.lease import Lease
-from kvstore_client.link import Connection, Link
+from kvstore_client.link import Link
 from kvstore_client.mapped import MappedItem
-from kvstore_client.messages import (
-    count,
-    from_costs,
-    from_coverage,
-    from_namespace,
-    from_plan,
-    joined_keys,
-    to_costs,
-    to_reserve_item,
-)
 from kvstore_client.profiles import Profiles
 from kvstore_client.prompt import PromptKeys
 from kvstore_client.reservation import Reservation
 from kvstore_client.values import (
     Cleared,
     Costs,
-    Coverage,
     Deadlines,
     DroppedStates,
     FetchedItem,
     FetchedSlice,
     OpenedNamespace,
-    Plan,
     ReserveItem,
 )
 
-OWNER_MAX = 128
-HANDOFF_TAKES_MAX = (1 << 32) - 1
-DRAIN_SECONDS_MAX = 86_400.0
-WAIT_SECONDS_MAX = 3600.0
-_TIERS = {"both": pb.STATE_TIER_UNSPECIFIED, "pool": pb.STATE_TIER_POOL, "ssd": pb.STATE_TIER_SSD}
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup(LookupAnswer):
+    """`lease` is None where it was not asked for or there is nothing to protect. `flight` is None where it was not asked
+    for, or another's flight or a limit is in the way."""
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """`lease` is None where it was not asked for or there is nothing to protect. `blocks_held`: blocks held without a
-    gap from the start, whether or not the plan uses them. `blocks_in_flight`: blocks right after those that others are
-    computing, the first of them since `in_flight_seconds`. `waited_seconds`: how long the call waited for others.
-    `flight` is None where it was not asked for, or another's flight or a limit is in the way. `costs` are the rates that
-    the plan was priced with."""
-
-    plan: Plan
     lease: Lease | None
-    blocks_held: int
-    blocks_in_flight: int
-    in_flight_seconds: float
-    waited_seconds: float
     flight: Flight | None
-    coverage: Coverage
-    costs: Costs
 
 
 class CacheClient:
-    """Talks to the service whose sockets, kvstore.sock and session.sock, lie in `directory`. `owner` is a name for logs.
+    """Talks to the service at `address`: the directory in which its sockets, kvstore.sock and session.sock, lie, or
+    `tcp://host:port` for one on another machine. `owner` is a name for logs.
+
+    To another machine goes TLS: `ca` is a PEM file of the certificates that the service's must come from, without it the
+    system's; `token` is what lets a client in, or a Path of a file that holds it. `insecure` leaves TLS out: whoever is on
+    the way reads and changes everything. There, administration is refused and `map` brings what `fetch` brings.
 
     Nothing is opened before the first call. Any number of threads may call. Every call ends by its deadline, with an
     answer or one of kvstore.errors: Unavailable when the service cannot be reached or goes away, which then lets
@@ -85,31 +64,26 @@ class CacheClient:
 
     def __init__(
         self,
-        directory: str | Path,
+        address: str | Path,
         *,
         owner: str,
+        token: str | Path | None = None,
+        ca: str | Path | None = None,
+        insecure: bool = False,
         deadlines: Deadlines | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if not (0 < len(owner) <= OWNER_MAX and owner.isascii() and owner.isprintable()):
-            raise InvalidArgument(
-                "not an owner",
-                field="owner",
-                value=owner,
-                allowed=f"1 to {OWNER_MAX} printable ASCII characters",
-            )
         self._link = Link(
-            Path(directory).absolute(),
-            owner=owner,
+            parse_address(address, token=token, ca=ca, insecure=insecure),
+            owner=check_owner(owner),
             deadlines=deadlines or Deadlines(),
             clock=clock or SystemClock(),
         )
         self._profiles = Profiles(self.namespaces)
-        self._directory = directory
         self._owner = owner
 
     def __repr__(self) -> str:
-        return f"CacheClient({str(self._directory)!r}, owner={self._owner!r}, boot={self.boot})"
+        return f"CacheClient({str(self._link.address)!r}, owner={self._owner!r}, boot={self.boot})"
 
     @property
     def boot(self) -> str | None:
@@ -133,29 +107,8 @@ class CacheClient:
     def open_namespace(self, identity: NamespaceIdentity, *, name: str, policy: str = "") -> OpenedNamespace:
         """Make the namespace known, or confirm that it is known with this identity; GeometryMismatch if not with this.
         `policy` counts only where the namespace is new."""
-        request = pb.OpenNamespaceRequest(
-            name=name,
-            profile=pb.Profile(name=identity.profile.name, geometry=identity.profile.geometry()),
-            weights_revision=identity.weights_revision,
-            numerics=identity.numerics,
-            adapter=identity.adapter,
-            tenant_salt=identity.tenant_salt,
-            policy=policy,
-        )
-        reply = self._link.repeatable(
-            lambda connection: self._link.call(
-                connection, "OpenNamespace", request, timeout=self._link.deadlines.control
-            )
-        )
-        opened = from_namespace(reply)
-        if opened.digest != identity.digest():
-            # Keys are chained from our digest: with another one, nothing would ever be found, and nobody would say why.
-            raise GeometryMismatch(
-                "the service digests this identity differently; use a client and a service of one version",
-                field="digest",
-                value=opened.digest,
-                allowed=identity.digest().hex(),
-            )
+        call = calls.open_namespace(self._link.deadlines, identity, name=name, policy=policy)
+        opened = self._link.run(call)
         self._profiles.learn(opened.digest, identity.profile)
         return opened
 
@@ -185,58 +138,27 @@ class CacheClient:
         long at most for blocks that others are computing, while that is expected to be sooner than computing them. Both
         need `lease`.
         """
-        if not 0 <= wait_seconds <= WAIT_SECONDS_MAX:
-            raise InvalidArgument(
-                "not a time to wait",
-                field="wait_seconds",
-                value=wait_seconds,
-                allowed=f"0 to {WAIT_SECONDS_MAX:g}",
-            )
-        request = pb.LookupRequest(
-            namespace=namespace,
-            keys=joined_keys(keys),
-            prompt_tokens=count("prompt_tokens", prompt_tokens),
-            costs=to_costs(costs),
+        call = calls.lookup(
+            self._link.deadlines,
+            namespace,
+            keys,
+            prompt_tokens=prompt_tokens,
+            costs=costs,
             lease=lease,
-            exactness="EXACTNESS_UNSPECIFIED" if exactness is None else exactness.value,
+            exactness=exactness,
             announce=announce,
             wait_seconds=wait_seconds,
-            assumed_costs=costs is not None and costs.assumed,
         )
-        timeout = self._link.deadlines.lookup + wait_seconds
-
-        def attempt(connection: Connection) -> Lookup:
-            reply = self._link.call(connection, "Lookup", request, timeout=timeout)
-            return self._found(connection, namespace, reply)
-
-        return self._link.repeatable(attempt)
-
-    def _found(self, connection: Connection, namespace: bytes, reply: pb.LookupReply) -> Lookup:
-        plan = from_plan(reply.plan)
-        lease = flight = None
+        connection, reply = self._link.run_held(call)
+        fields = answer_fields(reply)
+        held = flight = None
         if reply.lease_id:
-            lease = Lease(
-                self._link,
-                connection,
-                self._profiles,
-                lease_id=reply.lease_id,
-                seconds=reply.lease_seconds,
-                namespace=namespace,
-                plan=plan,
+            held = Lease(
+                self._link, connection, self._profiles, reply, namespace=namespace, plan=fields["plan"]
             )
         if reply.flight_id:
             flight = Flight(self._link, connection, flight_id=reply.flight_id)
-        return Lookup(
-            plan=plan,
-            lease=lease,
-            blocks_held=reply.blocks_held,
-            blocks_in_flight=reply.blocks_in_flight,
-            in_flight_seconds=reply.in_flight_seconds,
-            waited_seconds=reply.waited_seconds,
-            flight=flight,
-            coverage=from_coverage(reply.coverage),
-            costs=from_costs(reply.costs),
-        )
+        return Lookup(lease=held, flight=flight, **fields)
 
     def fetch(
         self, lease: Lease, *, first_block: int, block_count: int, state: bool, verify: bool = True
@@ -289,11 +211,7 @@ class CacheClient:
 
     def reserve(self, namespace: bytes, items: Sequence[ReserveItem]) -> Reservation:
         """Claim items to write, parents before their children. Use the answer as a context manager."""
-        request = pb.ReserveRequest(
-            namespace=namespace, items=[to_reserve_item(i, item) for i, item in enumerate(items)]
-        )
-        connection = self._link.connection()
-        reply = self._link.call(connection, "Reserve", request, timeout=self._link.deadlines.control)
+        connection, reply = self._link.run_held(calls.reserve(self._link.deadlines, namespace, items))
         return Reservation(self._link, connection, items, reply)
 
     # ---- handoffs -------------------------------------------------------------------------------------------
@@ -310,22 +228,17 @@ class CacheClient:
         lineage: Lineage = Lineage.EXACT,
     ) -> bytes:
         """Leave a state for another worker; the ticket under which it takes it. `seconds` 0: the service's default."""
-        header = pb.HandoffHeader(
-            namespace=namespace,
-            position=count("position", position),
-            length=len(memoryview(payload).cast("B")),
-            crc32=crc32(payload),
-            takes=count("takes", takes, most=HANDOFF_TAKES_MAX),
+        call = calls.put_handoff(
+            self._link.deadlines,
+            namespace,
+            position=position,
+            payload=payload,
+            takes=takes,
             seconds=seconds,
             note=note,
-            lineage=f"LINEAGE_{lineage.name}",
+            lineage=lineage,
         )
-        connection = self._link.connection()
-        reply = self._link.call(
-            connection, "PutHandoff", handoff_frames(header, payload), timeout=self._link.deadlines.handoff
-        )
-        ticket: bytes = reply.ticket
-        return ticket
+        return self._link.run(call)
 
     def take_handoff(self, namespace: bytes, ticket: bytes) -> HandoffTake:
         """UnknownTicket when it is not here (any more), LimitExceeded when all its takes are out."""
@@ -336,86 +249,40 @@ class CacheClient:
             pb.TakeHandoffRequest(namespace=namespace, ticket=ticket),
             timeout=self._link.deadlines.handoff,
         )
-        header, payload = read_handoff(frames)
-        return HandoffTake(
-            payload=payload,
-            position=header.position,
-            note=header.note,
-            lineage=Lineage(header.lineage),
-            take_id=header.take_id,
-            _link=self._link,
-            _connection=connection,
-        )
+        return HandoffTake(**read_handoff(frames), _link=self._link, _connection=connection)
 
     def drop_handoff(self, namespace: bytes, ticket: bytes) -> bool:
         """Nobody will take it any more. Whether it was there; what is out now is its takers'."""
-        reply = self._link.call(
-            self._link.connection(),
-            "DropHandoff",
-            pb.DropHandoffRequest(namespace=namespace, ticket=ticket),
-            timeout=self._link.deadlines.control,
-        )
-        return bool(reply.was_here)
+        return self._link.run(calls.drop_handoff(self._link.deadlines, namespace, ticket))
 
     # ---- administration -------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, float]:
         """The service's figures by name."""
-        return dict(self._stats().values)
+        return dict(self._link.run(calls.stats(self._link.deadlines)).values)
 
     def buffered_because(self) -> str:
         """Why the service's segments pass through the page cache; empty where they do not."""
-        return str(self._stats().buffered_because)
-
-    def _stats(self) -> pb.StatsReply:
-        request = pb.StatsRequest()
-
-        def attempt(connection: Connection) -> pb.StatsReply:
-            reply = self._link.call(connection, "Stats", request, timeout=self._link.deadlines.admin)
-            if reply.boot != connection.session.boot:
-                self._link.drop(connection)
-                raise UnknownSession("the service has started again", field="boot", value=reply.boot)
-            return cast(pb.StatsReply, reply)
-
-        return self._link.repeatable(attempt)
+        return str(self._link.run(calls.stats(self._link.deadlines)).buffered_because)
 
     def clear(self, namespace: bytes = b"") -> Cleared:
         """Forget everything of one namespace, or of all."""
-        reply = self._admin("Clear", pb.ClearRequest(namespace=namespace))
-        return Cleared(reply.blocks, reply.states)
+        return self._link.run(calls.clear(self._link.deadlines, namespace))
 
     def drain(self, seconds: float) -> int:
         """Let the service refuse new work and wait up to `seconds` for what is under way; how much is then still open."""
-        if not 0 <= seconds <= DRAIN_SECONDS_MAX:
-            raise InvalidArgument(
-                "not a time to drain", field="seconds", value=seconds, allowed=f"0 to {DRAIN_SECONDS_MAX:g}"
-            )
-        reply = self._admin("Drain", pb.DrainRequest(seconds=seconds), extra_seconds=seconds)
-        return int(reply.left_open)
+        return self._link.run(calls.drain(self._link.deadlines, seconds))
 
     def set_policy(self, namespace: bytes, policy: str) -> OpenedNamespace:
         """`zero`, `endpoints`, `periodic:N`, `full` or `full+overlap`. PolicyTooLarge when the states of one prompt of the
         longest length would not fit the states' share of the disk."""
-        return from_namespace(
-            self._admin("SetPolicy", pb.SetPolicyRequest(namespace=namespace, policy=policy))
-        )
+        return self._link.run(calls.set_policy(self._link.deadlines, namespace, policy))
 
     def drop_states(
         self, namespace: bytes = b"", tier: Literal["both", "pool", "ssd"] = "both"
     ) -> DroppedStates:
         """Drop window states that nobody leases, of one namespace or of all."""
-        if tier not in _TIERS:
-            raise InvalidArgument("no such tier", field="tier", value=tier, allowed=", ".join(_TIERS))
-        reply = self._admin("DropStates", pb.DropStatesRequest(namespace=namespace, tier=_TIERS[tier]))
-        return DroppedStates(reply.dropped, reply.kept)
+        return self._link.run(calls.drop_states(self._link.deadlines, namespace, tier))
 
     def namespaces(self) -> list[OpenedNamespace]:
-        reply = self._admin("ListNamespaces", pb.ListNamespacesRequest())
-        return [from_namespace(namespace) for namespace in reply.namespaces]
-
-    # ---- inside ---------------------------------------------------------------------------------------------
-
-    def _admin(self, name: str, request: Any, *, extra_seconds: float = 0.0) -> Any:
-        return self._link.call(
-            self._link.connection(), name, request, timeout=self._link.deadlines.admin + extra_seconds
-        )
+        return self._link.run(calls.namespaces(self._link.deadlines))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 
 from kvstore.errors import (
@@ -29,14 +31,31 @@ _BY_STATUS: dict[grpc.StatusCode, type[KvstoreError]] = {
 
 def translated(error: grpc.RpcError, *, what: str) -> KvstoreError:
     """The error that the service named, or the one that fits the status where gRPC itself failed the call `what`."""
-    assert isinstance(error, grpc.Call), "every RpcError of a call is also a Call"
-    details = error.details() or "no details"
-    for name, value in error.trailing_metadata() or ():
+    call = _as_call(error)
+    details = call.details() or "no details"
+    for name, value in call.trailing_metadata() or ():
         if name == ERROR_ENTRY:
             text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
             return ALL_ERRORS.get(text, KvstoreError)(details)
-    code = error.code()
+    code = call.code()
     if code is grpc.StatusCode.UNIMPLEMENTED and what in ("Map", "OpenArena"):
         # A service from before it could share memory gives all the rest.
         return MemoryUnavailable(f"{what} failed: {details}")
     return _BY_STATUS.get(code, KvstoreError)(f"{what} failed: {code.name.lower()}: {details}")
+
+
+def broke_off(failure: KvstoreError) -> bool:
+    """Whether the way to the service broke under a call, or was not there: the service itself has said nothing, and the
+    call's time is not over."""
+    cause = failure.__cause__
+    if type(failure) is not Unavailable or not isinstance(cause, grpc.RpcError):
+        return False
+    call = _as_call(cause)
+    return call.code() is grpc.StatusCode.UNAVAILABLE and not any(
+        name == ERROR_ENTRY for name, _ in call.trailing_metadata() or ()
+    )
+
+
+def _as_call(error: grpc.RpcError) -> Any:
+    """Whatever ends a call has its code, details and metadata, though not every kind of it says so in its class."""
+    return error

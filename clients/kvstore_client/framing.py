@@ -87,6 +87,10 @@ class ItemJoiner(Generic[H]):
         if at != len(data):
             raise DamagedBytes("a frame holds bytes of no item", field="bytes", value=len(data) - at)
 
+    def opened(self) -> tuple[H, bytes] | None:
+        """The item under way with the bytes of it that have come."""
+        return None if self._open is None else (self._open, b"".join(self._chunks))
+
     def finish(self) -> None:
         """The stream has ended; DamagedBytes if it ended inside an item."""
         if self._open is not None:

@@ -3,35 +3,107 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Self
 
-from kvstore.errors import (
-    DamagedBytes,
-    InvalidArgument,
-    LimitExceeded,
-    MemoryUnavailable,
-    UnknownLease,
-)
+from kvstore.errors import InvalidArgument, LimitExceeded, MemoryUnavailable, UnknownLease
+from kvstore.profile.base import Profile
 from kvstore.profile.layout import SLICES_MAX, layer_slices
 from kvstore.types import StateSource
 from kvstore.v1 import cache_pb2 as pb
+from kvstore_client.fetching import Fetching
 from kvstore_client.link import Connection, Link
+from kvstore_client.link_base import ConnectionBase, LinkBase
+from kvstore_client.map_runs import Gap, Mapping
 from kvstore_client.mapped import MappedItem
-from kvstore_client.mapping import mapped_items, private_item
-from kvstore_client.memory import Memory
+from kvstore_client.mapping import private_item
 from kvstore_client.messages import count
 from kvstore_client.profiles import Profiles
-from kvstore_client.reading import Frames, cut_block, read_items, read_slices
+from kvstore_client.reading import Frames, cut_items, read_slices
 from kvstore_client.values import FetchedItem, FetchedSlice, Plan
-from kvstore_client.wanted import Place, Sliced, Whole, state_places
+from kvstore_client.wanted import Sliced, Whole, state_places
 
 BLOCKS_MAX = 1 << 24
 
 
-class Lease:
+class Protection:
+    """What the service has promised to keep, and what may be asked for under it. Nothing here waits."""
+
+    def __init__(
+        self,
+        link: LinkBase,
+        connection: ConnectionBase,
+        reply: pb.LookupReply,
+        *,
+        namespace: bytes,
+        plan: Plan,
+    ) -> None:
+        self.id: int = reply.lease_id
+        self.seconds: float = reply.lease_seconds
+        self.state_at = plan.state_at
+        self._deadlines = link.deadlines
+        self._session = connection
+        self._namespace = namespace
+        self._plan = plan
+        self._released = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(id={self.id}, seconds={self.seconds:g}, released={self._released})"
+
+    @property
+    def _release_request(self) -> pb.ReleaseRequest:
+        return pb.ReleaseRequest(lease_id=self.id)
+
+    def _needs_profile(self, *, state: bool) -> bool:
+        """Whether what the state is made of is counted in the profile's blocks."""
+        return state and self._plan.state_source is StateSource.ROWS
+
+    def _whole(self, first_block: int, block_count: int, profile: Profile | None, *, state: bool) -> Whole:
+        return Whole(first_block, block_count, state_places(self._plan, profile) if state else ())
+
+    def _sliced(
+        self, first_block: int, block_count: int, profile: Profile, *, state: bool, slices: int
+    ) -> Sliced:
+        places = state_places(self._plan, profile) if state else ()
+        return Sliced(first_block, block_count, layer_slices(profile, slices), places)
+
+    def _map_request(self, wanted: Whole) -> pb.MapRequest:
+        return pb.MapRequest(
+            lease_id=self.id,
+            first_block=wanted.first_block,
+            block_count=wanted.block_count,
+            state=bool(wanted.state),
+        )
+
+    def _slices_request(self, wanted: Sliced, slices: int) -> pb.FetchRequest:
+        return pb.FetchRequest(
+            lease_id=self.id,
+            first_block=wanted.first_block,
+            block_count=wanted.block_count,
+            state=bool(wanted.state),
+            slices=slices,
+        )
+
+    def _seconds_for(self, wanted: Whole | Sliced) -> float:
+        """How long a call that brings these may take; UnknownLease where there is nothing to ask under any more."""
+        if self._released:
+            raise UnknownLease(
+                "the lease was released", field="lease_id", value=self.id, allowed="a new lookup"
+            )
+        if not self._session.usable():
+            raise UnknownLease(
+                "the lease ended with its session; the service has ended it or started again",
+                field="lease_id",
+                value=self.id,
+                allowed="a new lookup",
+            )
+        items = wanted.block_count + len(wanted.state)
+        return self._deadlines.fetch + items * self._deadlines.fetch_per_item
+
+
+class Lease(Protection):
     """Protection of what one plan reads, for `seconds` from the lookup on. Belongs to the session that it was given in.
 
     Leaving the context releases it. Forgetting it is safe: it ends with the session or at its deadline.
@@ -42,25 +114,16 @@ class Lease:
         link: Link,
         connection: Connection,
         profiles: Profiles,
+        reply: pb.LookupReply,
         *,
-        lease_id: int,
-        seconds: float,
         namespace: bytes,
         plan: Plan,
     ) -> None:
-        self.id = lease_id
-        self.seconds = seconds
-        self.state_at = plan.state_at
+        super().__init__(link, connection, reply, namespace=namespace, plan=plan)
         self._link = link
         self._connection = connection
         self._profiles = profiles
-        self._namespace = namespace
-        self._plan = plan
-        self._released = False
         self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"Lease(id={self.id}, seconds={self.seconds:g}, released={self._released})"
 
     def release(self) -> None:
         """End the lease. Releasing again, or after the service has gone, does nothing: what cannot be said to the
@@ -69,7 +132,7 @@ class Lease:
             if self._released:
                 return
             self._released = True
-        self._link.hint(self._connection, "Release", pb.ReleaseRequest(lease_id=self.id))
+        self._link.hint(self._connection, "Release", self._release_request)
 
     def __enter__(self) -> Self:
         return self
@@ -83,80 +146,60 @@ class Lease:
         self, *, first_block: int, block_count: int, state: bool, verify: bool
     ) -> Iterator[FetchedItem]:
         """See CacheClient.fetch."""
-        _check_asked(first_block, block_count, state=state)
-        places = self._state_places(wanted=state)
-        request = pb.FetchRequest(
-            lease_id=self.id, first_block=first_block, block_count=block_count, state=state
-        )
-        frames = self._stream("Fetch", request, items=block_count + len(places))
-        return read_items(frames, Whole(first_block, block_count, places), verify=verify)
+        check_asked(first_block, block_count, state=state)
+        return self._fetch(self._wanted(first_block, block_count, state=state), verify=verify)
+
+    def _wanted(self, first_block: int, block_count: int, *, state: bool) -> Whole:
+        profile = self._profiles.get(self._namespace) if self._needs_profile(state=state) else None
+        return self._whole(first_block, block_count, profile, state=state)
+
+    def _fetch(self, wanted: Whole, *, verify: bool) -> Generator[FetchedItem, None, None]:
+        timeout = self._seconds_for(wanted)
+        return self._link.fetch(self._connection, Fetching(self.id, wanted, verify=verify), timeout=timeout)
 
     def map(self, *, first_block: int, block_count: int, state: bool, verify: bool) -> Iterator[MappedItem]:
         """See CacheClient.map."""
-        _check_asked(first_block, block_count, state=state)
-        wanted = Whole(first_block, block_count, self._state_places(wanted=state))
+        check_asked(first_block, block_count, state=state)
+        wanted = self._wanted(first_block, block_count, state=state)
         memory = self._connection.session.memory
-        if memory.refused:
-            return self._fetched(wanted, 0, len(wanted), verify=verify)
-        request = pb.MapRequest(
-            lease_id=self.id, first_block=first_block, block_count=block_count, state=state
-        )
-        replies = self._stream("Map", request, items=len(wanted))
-        return self._mapped(replies, wanted, memory, verify=verify)
+        if memory is None or memory.refused:
+            return self._fetched(Gap(0, len(wanted)), wanted, verify=verify)
+        timeout = self._seconds_for(wanted)
+        replies = self._link.stream(self._connection, "Map", self._map_request(wanted), timeout=timeout)
+        return self._mapped(replies, Mapping(wanted, memory, verify=verify))
 
     def _mapped(
-        self, replies: Generator[pb.MapReply, None, None], wanted: Whole, memory: Memory, *, verify: bool
+        self, replies: Generator[pb.MapReply, None, None], mapping: Mapping
     ) -> Generator[MappedItem, None, None]:
-        seen = 0
         with closing(replies):
             try:
                 for reply in replies:
-                    items = mapped_items(reply, wanted, seen, find=memory.find, verify=verify)
-                    for begin, end in _runs(items):
-                        if items[begin] is None:
-                            yield from self._fetched(wanted, seen + begin, seen + end, verify=verify)
+                    for run in mapping.feed(reply):
+                        if isinstance(run, Gap):
+                            yield from self._fetched(run, mapping.wanted, verify=mapping.verify)
                         else:
-                            yield from cast("list[MappedItem]", items[begin:end])
-                    seen += len(items)
+                            yield from run
             except MemoryUnavailable:
-                memory.refused = True
-        if seen == len(wanted):
-            return
-        if not memory.refused:
-            raise DamagedBytes(
-                "the map ended early", field="items", value=seen, allowed=f"{len(wanted)} items"
-            )
-        yield from self._fetched(wanted, seen, len(wanted), verify=verify)
+                mapping.memory.refused = True
+        rest = mapping.rest()
+        if rest is not None:
+            yield from self._fetched(rest, mapping.wanted, verify=mapping.verify)
 
-    def _fetched(
-        self, wanted: Whole, begin: int, end: int, *, verify: bool
-    ) -> Generator[MappedItem, None, None]:
-        """Numbers [begin, end) of the wanted items by one Fetch, which brings the state's items all or none."""
-        blocks = max(min(end, wanted.block_count) - begin, 0)
-        items = self.fetch(
-            first_block=wanted.first_block + begin if blocks else 0,
-            block_count=blocks,
-            state=end > wanted.block_count,
-            verify=verify,
-        )
-        return _private_items(items, min(begin, wanted.block_count), begin, end)
+    def _fetched(self, gap: Gap, wanted: Whole, *, verify: bool) -> Generator[MappedItem, None, None]:
+        part, first = gap.part_of(wanted)
+        return _private_items(self._fetch(part, verify=verify), first, gap.begin, gap.end)
 
     def fetch_slices(
         self, *, first_block: int, block_count: int, state: bool, slices: int, verify: bool
     ) -> Iterator[FetchedItem | FetchedSlice]:
         """See CacheClient.fetch_slices."""
-        _check_asked(first_block, block_count)
-        if not 2 <= slices <= SLICES_MAX:
-            raise InvalidArgument(
-                "not a number of slices", field="slices", value=slices, allowed=f"2 to {SLICES_MAX}"
-            )
-        places = self._state_places(wanted=state)
-        cuts = layer_slices(self._profiles.get(self._namespace), slices)
-        request = pb.FetchRequest(
-            lease_id=self.id, first_block=first_block, block_count=block_count, state=state, slices=slices
-        )
-        frames = self._stream("Fetch", request, items=len(places) + block_count)
-        wanted = Sliced(first_block, block_count, cuts, places)
+        check_asked(first_block, block_count)
+        check_slices(slices)
+        profile = self._profiles.get(self._namespace)
+        wanted = self._sliced(first_block, block_count, profile, state=state, slices=slices)
+        timeout = self._seconds_for(wanted)
+        request = self._slices_request(wanted, slices)
+        frames = self._link.stream(self._connection, "Fetch", request, timeout=timeout)
         return self._slices_or_whole(frames, wanted, verify=verify)
 
     def _slices_or_whole(
@@ -173,70 +216,27 @@ class Lease:
                 if begun:
                     raise
         # The service has no room for a sliced fetch. Cut here, slices come when all has come.
-        whole = self.fetch(
-            first_block=wanted.first_block,
-            block_count=wanted.block_count,
-            state=bool(wanted.state),
-            verify=verify,
-        )
-        items = list(whole)
-        yield from items[wanted.block_count :]
-        for number, cut in enumerate(wanted.slices):
-            for item in items[: wanted.block_count]:
-                yield cut_block(item, number, cut)
-
-    def _stream(
-        self, name: str, request: pb.FetchRequest | pb.MapRequest, *, items: int
-    ) -> Generator[Any, None, None]:
-        link, connection = self._link, self._connection
-        if self._released:
-            raise UnknownLease(
-                "the lease was released", field="lease_id", value=self.id, allowed="a new lookup"
-            )
-        if not connection.usable():
-            raise UnknownLease(
-                "the lease ended with its session; the service has ended it or started again",
-                field="lease_id",
-                value=self.id,
-                allowed="a new lookup",
-            )
-        timeout = link.deadlines.fetch + items * link.deadlines.fetch_per_item
-        return link.stream(connection, name, request, timeout=timeout)
-
-    def _state_places(self, *, wanted: bool) -> tuple[Place, ...]:
-        if not wanted:
-            return ()
-        rows = self._plan.state_source is StateSource.ROWS
-        return state_places(self._plan, self._profiles.get(self._namespace) if rows else None)
-
-
-def _runs(items: Sequence[MappedItem | None]) -> Iterator[tuple[int, int]]:
-    """Where neighbours that are mapped, or that are not, begin and end."""
-    begin = 0
-    # The rule is one run of all of them, which is found without a step for each.
-    while begin < len(items):
-        if None not in items:
-            end = len(items)
-        else:
-            mapped = items[begin] is not None
-            end = begin + 1
-            while end < len(items) and (items[end] is not None) is mapped:
-                end += 1
-        yield begin, end
-        begin = end
+        yield from cut_items(list(self._fetch(wanted.whole(), verify=verify)), wanted)
 
 
 def _private_items(
-    items: Iterator[FetchedItem], first: int, begin: int, end: int
+    items: Generator[FetchedItem, None, None], first: int, begin: int, end: int
 ) -> Generator[MappedItem, None, None]:
     """Numbers [begin, end) of items that are counted from `first` on."""
-    with closing(cast("Generator[FetchedItem, None, None]", items)) as found:
+    with closing(items) as found:
         for number, item in enumerate(found, first):
             if begin <= number < end:
                 yield private_item(item)
 
 
-def _check_asked(first_block: int, block_count: int, *, state: bool = False) -> None:
+def check_slices(slices: int) -> None:
+    if not 2 <= slices <= SLICES_MAX:
+        raise InvalidArgument(
+            "not a number of slices", field="slices", value=slices, allowed=f"2 to {SLICES_MAX}"
+        )
+
+
+def check_asked(first_block: int, block_count: int, *, state: bool = False) -> None:
     count("first_block", first_block)
     count("block_count", block_count, most=BLOCKS_MAX)
     if not (block_count or state):

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import grpc
 
 from kvstore.clock import Clock
 from kvstore.errors import (
     Draining,
-    InvalidArgument,
     KvstoreError,
     Unavailable,
     UnknownLease,
@@ -23,54 +21,35 @@ from kvstore.errors import (
     UnknownSession,
     UnknownTicket,
 )
-from kvstore.v1.cache_pb2_grpc import AdminStub, CacheStub
-from kvstore_client.breaker import Breaker
+from kvstore_client.address import Address, LocalAddress, RemoteAddress
+from kvstore_client.calls import Call
 from kvstore_client.failures import translated
-from kvstore_client.session import Session, open_session, probe
-from kvstore_client.values import Deadlines
-
-MESSAGE_BYTES_MAX = 64 << 20
-SOCKET_PATH_BYTES_MAX = 107
-SMALL_BYTES_MAX = 4096
-"""Requests up to here share a channel. Dozens of them fit a socket's buffer, and so are never stuck in a write."""
-PATIENCE_SECONDS = 0.1
-"""How much later than its deadline a large call is given up: its own error says more."""
-SESSION_ENTRY = "kvstore-session"
+from kvstore_client.fetching import Fetching
+from kvstore_client.link_base import (
+    PATIENCE_SECONDS,
+    SMALL_BYTES_MAX,
+    ConnectionBase,
+    LinkBase,
+    SessionLike,
+    dropped,
+    too_slow,
+)
+from kvstore_client.remote import open_remote_session
+from kvstore_client.session import open_session, probe
+from kvstore_client.values import Deadlines, FetchedItem
 
 T = TypeVar("T")
 
+LOST = (Unavailable, UnknownSession, UnknownLease, UnknownReservation, UnknownTicket, Draining)
+"""How a call that only tells the service something sooner may fail without anybody's loss."""
 
-class Connection:
-    """One session and the channels that are used with it. They begin and end together, so that no call can quote a
-    session of one service process to another.
 
-    Two channels, since gRPC does not end a call at its deadline while bytes of it are in a write that the socket does
-    not take, as when the service is stopped: large requests go their own way, and only they have to be waited for with
-    a limit of our own. A channel dials when it is first used.
-    """
-
-    def __init__(self, session: Session, small: grpc.Channel, large: grpc.Channel) -> None:
-        self.session = session
-        self.metadata = ((SESSION_ENTRY, session.number),)
-        self.closed = False
-        self._channels = {False: small, True: large}
-        self._stubs = {
-            way: (CacheStub(channel), AdminStub(channel)) for way, channel in self._channels.items()
-        }
-
-    def method(self, name: str, *, large: bool = False) -> Any:
-        """The call of that name in either service of the contract."""
-        cache, admin = self._stubs[large]
-        return getattr(cache if hasattr(cache, name) else admin, name)
-
-    def usable(self) -> bool:
-        return not self.closed and self.session.alive()
-
+class Connection(ConnectionBase):
     def close(self) -> None:
         """Calls under way end with Unavailable."""
         self.closed = True
         self.session.close()
-        for channel in self._channels.values():
+        for channel in self.channels:
             channel.close()
 
 
@@ -93,33 +72,18 @@ class Begun:
         self.call.cancel()
 
 
-class Link:
-    """Thread-safe. Holds at most one Connection; has no threads of its own.
+class Link(LinkBase):
+    """Thread-safe. Holds at most one Connection.
 
     A failure to reach the service opens the breaker: calls are then refused at once for a short while, after which one
     caller looks whether the service answers before the calls go on.
     """
 
-    def __init__(self, directory: Path, *, owner: str, deadlines: Deadlines, clock: Clock) -> None:
-        self.deadlines = deadlines
-        self._clock = clock
-        self._session_path = directory / "session.sock"
-        self._target = f"unix:{quote(str(directory / 'kvstore.sock'))}"
-        self._options = _options(owner, deadlines)
-        self._pid = os.getpid()
+    def __init__(self, address: Address, *, owner: str, deadlines: Deadlines, clock: Clock) -> None:
+        super().__init__(address, owner=owner, deadlines=deadlines, clock=clock)
         self._lock = threading.Lock()
         self._looking = threading.Lock()
-        self._breaker = Breaker(deadlines.pause_first, deadlines.pause_most)
         self._connection: Connection | None = None
-        self._closed = False
-        longest = len(os.fsencode(self._session_path))
-        if longest > SOCKET_PATH_BYTES_MAX:
-            raise InvalidArgument(
-                "the path of a socket is too long; use a directory with a shorter path",
-                field="directory",
-                value=directory,
-                allowed=f"at most {SOCKET_PATH_BYTES_MAX} bytes with /session.sock, this has {longest}",
-            )
 
     # ---- connections ----------------------------------------------------------------------------------------
 
@@ -128,22 +92,18 @@ class Link:
         self._check_process()
         self._admit()
         with self._lock:
-            if self._closed:
-                raise Unavailable(
-                    "this client is closed", field="client", value="closed", allowed="a new CacheClient"
-                )
+            self._check_open()
             if self._connection is not None and self._connection.usable():
                 return self._connection
             # A caller that waited for the lock while another failed to connect is not to fail as slowly.
             self._refuse_if_open()
             self._let_go()
             try:
-                session = open_session(self._session_path, timeout=self.deadlines.connect, clock=self._clock)
+                session = self._open_session()
             except Unavailable:
                 self._note_failure()
                 raise
-            small, large = (grpc.insecure_channel(self._target, options=self._options) for _ in range(2))
-            self._connection = Connection(session, small, large)
+            self._connection = Connection(session, self.address, self._channel(), self._channel())
             return self._connection
 
     @property
@@ -176,6 +136,47 @@ class Link:
             connection, self._connection = self._connection, None
             connection.close()
 
+    def _open_session(self) -> SessionLike:
+        timeout = self.deadlines.connect
+        if isinstance(self.address, LocalAddress):
+            return open_session(self.address.session_path, timeout=timeout, clock=self._clock)
+        return open_remote_session(self.address, self._channel(), timeout=timeout)
+
+    def _channel(self) -> grpc.Channel:
+        credentials = self.address.credentials() if isinstance(self.address, RemoteAddress) else None
+        if credentials is None:
+            return grpc.insecure_channel(self.address.target, options=self._options)
+        return grpc.secure_channel(self.address.target, credentials, options=self._options)
+
+    def _admit(self) -> None:
+        if self._breaker.is_closed:
+            return
+        self._refuse_if_open()
+        # One caller looks, with a deadline of its own that is short; the others would only wait with it.
+        if not self._looking.acquire(blocking=False):
+            raise self._another_looks()
+        try:
+            self._probe()
+        except Unavailable:
+            self._note_failure()
+            raise
+        finally:
+            self._looking.release()
+        self._note_success()
+
+    def _probe(self) -> None:
+        if isinstance(self.address, LocalAddress):
+            probe(self.address.session_path, timeout=self.deadlines.probe)
+            return
+        try:
+            # The way there may be longer than a look at a socket takes.
+            open_remote_session(self.address, self._channel(), timeout=self.deadlines.connect).close()
+        except Unavailable:
+            raise
+        except KvstoreError:
+            # It lives; what it refuses it says to the call.
+            return
+
     # ---- calls ----------------------------------------------------------------------------------------------
 
     def hint(self, connection: Connection, name: str, request: Any) -> Any | None:
@@ -186,8 +187,38 @@ class Link:
             return None
         try:
             return self._call(connection, name, request, timeout=self.deadlines.release, counts=False)
-        except (Unavailable, UnknownSession, UnknownLease, UnknownReservation, UnknownTicket, Draining):
+        except LOST:
             return None
+
+    def run(self, call: Call[T]) -> T:
+        """The answer. What may run twice is asked once more with a new session if the service does not know the session
+        (any more)."""
+        return self.run_held(call)[1]
+
+    def run_held(self, call: Call[T]) -> tuple[Connection, T]:
+        """The answer with the connection that it belongs to."""
+        self._check_served(call.name)
+        try:
+            return self._run_once(call)
+        except UnknownSession:
+            if not (call.repeatable and self._may_retry()):
+                raise
+        return self._run_once(call)
+
+    def _run_once(self, call: Call[T]) -> tuple[Connection, T]:
+        connection = self.connection()
+        reply = self.call(connection, call.name, call.request, timeout=call.timeout)
+        try:
+            self._check_boot(connection, call, reply)
+        except UnknownSession:
+            self.drop(connection)
+            raise
+        return connection, call.parse(reply)
+
+    def call(self, connection: Connection, name: str, request: Any, *, timeout: float) -> Any:
+        """The call `name` with one answer; `request` is a message, or an iterator of messages. The answer, or an error of
+        kvstore.errors, within about `timeout` seconds."""
+        return self._call(connection, name, request, timeout=timeout, counts=True)
 
     def begin(self, connection: Connection, name: str, request: Any, *, timeout: float) -> Begun:
         """The call `name` of one message, begun now and waited for later."""
@@ -196,7 +227,10 @@ class Link:
         try:
             call = method.future(request, timeout=timeout, metadata=connection.metadata)
         except ValueError as error:
-            raise _closed_under(connection, error, name) from error
+            # gRPC raises one for a call on a channel that another thread closed.
+            if connection.closed:
+                raise dropped(name) from error
+            raise
         return Begun(self, connection, name, call, timeout)
 
     def finish(self, begun: Begun) -> Any:
@@ -204,16 +238,12 @@ class Link:
         try:
             reply = _result(begun.call, begun.timeout, begun.name)
         except grpc.RpcError as error:
-            raise self._failure(begun.connection, translated(error, what=begun.name)) from error
+            failure = translated(error, what=begun.name)
+            raise self._failed(begun.connection, failure, counts=True) from error
         except Unavailable as error:
-            raise self._failure(begun.connection, error) from error.__cause__
+            raise self._failed(begun.connection, error, counts=True) from error.__cause__
         self._note_success()
         return reply
-
-    def call(self, connection: Connection, name: str, request: Any, *, timeout: float) -> Any:
-        """The call `name` with one answer; `request` is a message, or an iterator of messages. The answer, or an error of
-        kvstore.errors, within about `timeout` seconds."""
-        return self._call(connection, name, request, timeout=timeout, counts=True)
 
     def _call(self, connection: Connection, name: str, request: Any, *, timeout: float, counts: bool) -> Any:
         """`counts`: whether a failure says that the service cannot be reached."""
@@ -228,99 +258,74 @@ class Link:
             else:
                 reply = method(request, timeout=timeout, metadata=connection.metadata)
         except grpc.RpcError as error:
-            raise self._failure(connection, translated(error, what=name), counts=counts) from error
+            raise self._failed(connection, translated(error, what=name), counts=counts) from error
         except Unavailable as error:
-            raise self._failure(connection, error, counts=counts) from error.__cause__
+            raise self._failed(connection, error, counts=counts) from error.__cause__
         except ValueError as error:
-            raise _closed_under(connection, error, name) from error
+            # gRPC raises one for a call on a channel that another thread closed.
+            if connection.closed:
+                raise dropped(name) from error
+            raise
         self._note_success()
         return reply
 
     def stream(
-        self, connection: Connection, name: str, request: Any, *, timeout: float
+        self, connection: Connection, name: str, request: Any, *, timeout: float, counts: bool = True
     ) -> Generator[Any, None, None]:
         """The messages of one call with a small request; closing the iterator cancels the call."""
         self._check_process()
         try:
             call = connection.method(name)(request, timeout=timeout, metadata=connection.metadata)
         except ValueError as error:
-            raise _closed_under(connection, error, name) from error
+            # gRPC raises one for a call on a channel that another thread closed.
+            if connection.closed:
+                raise dropped(name) from error
+            raise
         try:
             for message in call:
                 self._check_process()
                 yield message
         except grpc.RpcError as error:
-            raise self._failure(connection, translated(error, what=name)) from error
+            raise self._failed(connection, translated(error, what=name), counts=counts) from error
         finally:
             # A forked child gets a copy of the iterator, and its end there must not touch gRPC.
             if os.getpid() == self._pid:
                 call.cancel()
         self._note_success()
 
-    def repeatable(self, attempt: Callable[[Connection], T]) -> T:
-        """`attempt`, and once more with a new session if the service does not know the session (any more). Only for
-        what may run twice."""
+    def fetch(
+        self, connection: Connection, fetching: Fetching, *, timeout: float
+    ) -> Generator[FetchedItem, None, None]:
+        """The items of a Fetch, which goes on where it breaks off while its session lives."""
+        deadline = self.now() + timeout
+        while True:
+            left = deadline - self.now()
+            frames = self.stream(connection, "Fetch", fetching.request(), timeout=left, counts=False)
+            try:
+                with closing(frames):
+                    for frame in frames:
+                        yield from fetching.feed(frame)
+                fetching.finish()
+                return
+            except KvstoreError as error:
+                if not (self.goes_on(connection, fetching, error) and self._reached_again(connection)):
+                    raise self.failure(connection, error) from error.__cause__
+
+    def _reached_again(self, connection: Connection) -> bool:
+        # A channel that has just lost its connection refuses calls for a moment.
+        ready = grpc.channel_ready_future(connection.channels[0])
         try:
-            return attempt(self.connection())
-        except UnknownSession:
-            return attempt(self.connection())
+            ready.result(timeout=self.deadlines.connect)
+        except (grpc.FutureTimeoutError, grpc.FutureCancelledError, ValueError):
+            return False
+        finally:
+            ready.cancel()
+        return connection.usable()
 
-    # ---- failures -------------------------------------------------------------------------------------------
-
-    def _failure(self, connection: Connection, failure: KvstoreError, *, counts: bool = True) -> KvstoreError:
-        """`failure`, with what follows from it for this link."""
+    def _failed(self, connection: Connection, failure: KvstoreError, *, counts: bool) -> KvstoreError:
         if isinstance(failure, UnknownSession):
             self.drop(connection)
-        elif isinstance(failure, Unavailable) and counts and not connection.closed:
-            self._note_failure()
-        return failure
-
-    def _note_failure(self) -> None:
-        self._breaker = self._breaker.failed(self._clock.monotonic())
-
-    def _note_success(self) -> None:
-        if not self._breaker.is_closed:
-            self._breaker = self._breaker.succeeded()
-
-    def _refuse_if_open(self) -> None:
-        left = self._breaker.seconds_left(self._clock.monotonic())
-        if left > 0:
-            raise Unavailable(
-                "the service could not be reached just now",
-                field="directory",
-                value=self._session_path.parent,
-                allowed=f"calls again in {left * 1000:.0f} ms",
-            )
-
-    def _admit(self) -> None:
-        if self._breaker.is_closed:
-            return
-        self._refuse_if_open()
-        # One caller looks, with a deadline of its own that is short; the others would only wait with it.
-        if not self._looking.acquire(blocking=False):
-            raise Unavailable(
-                "another call is trying to reach the service",
-                field="directory",
-                value=self._session_path.parent,
-            )
-        try:
-            probe(self._session_path, timeout=self.deadlines.probe)
-        except Unavailable:
-            self._note_failure()
-            raise
-        finally:
-            self._looking.release()
-        self._note_success()
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            # gRPC's threads and locks do not survive a fork; a call would hang, and waiting is what a miss must not cost.
-            raise InvalidArgument(
-                "this client was made before a fork; make one in the process that uses it",
-                field="pid",
-                value=os.getpid(),
-                allowed=f"{self._pid}",
-            )
+        return self.failure(connection, failure, counts=counts)
 
 
 def _result(call: Any, timeout: float, name: str) -> Any:
@@ -329,26 +334,4 @@ def _result(call: Any, timeout: float, name: str) -> Any:
         return call.result(timeout=timeout + PATIENCE_SECONDS)
     except (grpc.FutureTimeoutError, grpc.FutureCancelledError) as error:
         call.cancel()
-        raise Unavailable(
-            f"{name} failed: the service does not take the request", field="timeout", value=timeout
-        ) from error
-
-
-def _closed_under(connection: Connection, error: ValueError, name: str) -> Exception:
-    """What to raise for a ValueError of gRPC: it raises one for a call on a channel that another thread closed."""
-    return Unavailable(f"{name} failed: the connection was dropped") if connection.closed else error
-
-
-def _options(owner: str, deadlines: Deadlines) -> tuple[tuple[str, int | str], ...]:
-    return (
-        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-        ("grpc.initial_reconnect_backoff_ms", 20),
-        ("grpc.max_reconnect_backoff_ms", 100),
-        # Also how long gRPC lets one attempt to connect take, so it is not smaller than our own patience.
-        ("grpc.min_reconnect_backoff_ms", max(20, int(deadlines.connect * 1000))),
-        # A pool shared in the process would hand a new channel the backoff of the one before.
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.enable_retries", 0),
-        ("grpc.primary_user_agent", owner),
-    )
+        raise too_slow(name, timeout) from error

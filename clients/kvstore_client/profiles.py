@@ -10,11 +10,10 @@ from kvstore.profile.base import Profile
 from kvstore_client.values import OpenedNamespace
 
 
-class Profiles:
-    """By namespace digest; learned where a namespace is opened or listed, asked for when one is not known. Any thread."""
+class KnownProfiles:
+    """By namespace digest; learned where a namespace is opened or listed. Any thread."""
 
-    def __init__(self, ask: Callable[[], Iterable[OpenedNamespace]]) -> None:
-        self._ask = ask
+    def __init__(self) -> None:
         self._known: dict[bytes, Profile] = {}
         self._lock = threading.Lock()
 
@@ -22,13 +21,13 @@ class Profiles:
         with self._lock:
             self._known[namespace] = profile
 
-    def get(self, namespace: bytes) -> Profile:
-        """UnknownNamespace where the service does not know it either; GeometryMismatch for a geometry of another version."""
+    def known(self, namespace: bytes) -> Profile | None:
         with self._lock:
-            found = self._known.get(namespace)
-        if found is not None:
-            return found
-        opened = next((each for each in self._ask() if each.digest == namespace), None)
+            return self._known.get(namespace)
+
+    def learn_from(self, listed: Iterable[OpenedNamespace], namespace: bytes) -> Profile:
+        """UnknownNamespace where it is not among them; GeometryMismatch for a geometry of another version."""
+        opened = next((each for each in listed if each.digest == namespace), None)
         if opened is None:
             raise UnknownNamespace("no such namespace", field="namespace", value=namespace)
         try:
@@ -41,3 +40,16 @@ class Profiles:
             ) from error
         self.learn(namespace, profile)
         return profile
+
+
+class Profiles(KnownProfiles):
+    """Those that are not known are asked for."""
+
+    def __init__(self, ask: Callable[[], Iterable[OpenedNamespace]]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def get(self, namespace: bytes) -> Profile:
+        """Raises as learn_from."""
+        found = self.known(namespace)
+        return self.learn_from(self._ask(), namespace) if found is None else found

@@ -14,19 +14,16 @@ from kvstore.errors import (
 from kvstore.types import BytesLike
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.link import Connection, Link
+from kvstore_client.link_base import ConnectionBase
 from kvstore_client.values import Committed, ReserveItem, ReserveOutcome
 from kvstore_client.writing import Bytes
 
 
-class Reservation:
-    """One answer per reserved item, in their order; what was GRANTED may be written. Use it from one thread at a time.
-
-    Invisible until commit. Leaving the context without a commit gives everything back; so do the session's end and the
-    deadline `seconds` after the call.
-    """
+class Claim:
+    """What the service has answered to a reserve call, and what may still be done with it. Nothing here waits."""
 
     def __init__(
-        self, link: Link, connection: Connection, items: Sequence[ReserveItem], reply: pb.ReserveReply
+        self, connection: ConnectionBase, items: Sequence[ReserveItem], reply: pb.ReserveReply
     ) -> None:
         self.id: int = reply.reservation_id
         self.seconds: float = reply.reservation_seconds
@@ -36,13 +33,57 @@ class Reservation:
             i for i, outcome in enumerate(self.outcomes) if outcome is ReserveOutcome.GRANTED
         )
         self._lengths = {index: items[index].length for index in self.granted}
-        self._link = link
-        self._connection = connection
+        self._session = connection
         self._ended = self.id == 0
-        self._bytes = Bytes(link, connection, self.id)
 
     def __repr__(self) -> str:
-        return f"Reservation(id={self.id}, granted={len(self.granted)} of {len(self.outcomes)}, ended={self._ended})"
+        return f"{type(self).__name__}(id={self.id}, granted={len(self.granted)} of {len(self.outcomes)}, ended={self._ended})"
+
+    def _check_granted(self, index: int) -> None:
+        if index not in self._lengths:
+            raise InvalidArgument(
+                "the item was not granted", field="item", value=index, allowed=f"one of {list(self.granted)}"
+            )
+
+    def _check_payload(self, index: int, payload: BytesLike) -> None:
+        self._check_granted(index)
+        length = len(memoryview(payload).cast("B"))
+        if length != self._lengths[index]:
+            raise InvalidArgument(
+                "the payload is not as long as was reserved",
+                field=f"payloads[{index}]",
+                value=length,
+                allowed=f"{self._lengths[index]} bytes",
+            )
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise UnknownReservation(
+                "the reservation has ended", field="reservation_id", value=self.id, allowed="a new one"
+            )
+        if not self._session.usable():
+            raise UnknownReservation(
+                "the reservation ended with its session; the service has ended it or started again",
+                field="reservation_id",
+                value=self.id,
+                allowed="a new one",
+            )
+
+
+class Reservation(Claim):
+    """One answer per reserved item, in their order; what was GRANTED may be written. Use it from one thread at a time.
+
+    Invisible until commit. Leaving the context without a commit gives everything back; so do the session's end and the
+    deadline `seconds` after the call.
+    """
+
+    def __init__(
+        self, link: Link, connection: Connection, items: Sequence[ReserveItem], reply: pb.ReserveReply
+    ) -> None:
+        super().__init__(connection, items, reply)
+        self._link = link
+        self._connection = connection
+        self._bytes = Bytes(link, connection, self.id)
 
     def buffer(self, index: int) -> memoryview:
         """Memory for the bytes of a granted item, by its place in the reserve call: where the service takes them from, as
@@ -97,36 +138,6 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
-
-    def _check_granted(self, index: int) -> None:
-        if index not in self._lengths:
-            raise InvalidArgument(
-                "the item was not granted", field="item", value=index, allowed=f"one of {list(self.granted)}"
-            )
-
-    def _check_payload(self, index: int, payload: BytesLike) -> None:
-        self._check_granted(index)
-        length = len(memoryview(payload).cast("B"))
-        if length != self._lengths[index]:
-            raise InvalidArgument(
-                "the payload is not as long as was reserved",
-                field=f"payloads[{index}]",
-                value=length,
-                allowed=f"{self._lengths[index]} bytes",
-            )
-
-    def _check_open(self) -> None:
-        if self._ended:
-            raise UnknownReservation(
-                "the reservation has ended", field="reservation_id", value=self.id, allowed="a new one"
-            )
-        if not self._connection.usable():
-            raise UnknownReservation(
-                "the reservation ended with its session; the service has ended it or started again",
-                field="reservation_id",
-                value=self.id,
-                allowed="a new one",
-            )
 
 
 def _outcomes(reply: pb.ReserveReply, asked: int) -> tuple[ReserveOutcome, ...]:

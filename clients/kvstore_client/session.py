@@ -3,21 +3,16 @@ session."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import weakref
 from pathlib import Path
-from typing import TypeGuard
 
 from kvstore.clock import Clock
-from kvstore.errors import ALL_ERRORS, KvstoreError, Unavailable
+from kvstore.errors import Unavailable
 from kvstore_client.arena import SessionArena
+from kvstore_client.hello import Hello, HelloLine
 from kvstore_client.memory import Memory
-
-PROTOCOL = 1
-HELLO_BYTES_MAX = 4096
-NUMBER_DIGITS = 32
 
 
 class Session:
@@ -74,7 +69,7 @@ def open_session(path: Path, *, timeout: float, clock: Clock) -> Session:
     connection = _connect(path, timeout)
     try:
         hello = _read_hello(connection, path, deadline=clock.monotonic() + timeout, clock=clock)
-        return Session(connection, number=hello[0], boot=hello[1])
+        return Session(connection, number=hello.number, boot=hello.boot)
     except BaseException:
         connection.close()
         raise
@@ -87,12 +82,7 @@ def probe(path: Path, *, timeout: float) -> None:
         try:
             connection.recv(1)
         except OSError as error:
-            raise Unavailable(
-                f"the service does not answer: {error}",
-                field="socket",
-                value=path,
-                allowed=f"an answer within {timeout:g} s",
-            ) from error
+            raise no_answer(error, path, timeout) from error
 
 
 def _connect(path: Path, timeout: float) -> socket.socket:
@@ -102,59 +92,42 @@ def _connect(path: Path, timeout: float) -> socket.socket:
         connection.connect(str(path))
     except OSError as error:
         connection.close()
-        raise Unavailable(
-            f"no service to be reached ({error.strerror or error}); is `kvstore serve` running on this directory?",
-            field="socket",
-            value=path,
-        ) from error
+        raise no_service(error, path) from error
     return connection
 
 
-def _read_hello(connection: socket.socket, path: Path, *, deadline: float, clock: Clock) -> tuple[str, str]:
-    """(number, boot) from the one line that the service says."""
-    line = b""
-    while not line.endswith(b"\n"):
+def _read_hello(connection: socket.socket, path: Path, *, deadline: float, clock: Clock) -> Hello:
+    """The one line that the service says."""
+    line = HelloLine()
+    while True:
         left = deadline - clock.monotonic()
         try:
             if left <= 0:
                 raise TimeoutError("no whole hello in time")
             connection.settimeout(left)
-            chunk = connection.recv(HELLO_BYTES_MAX + 1 - len(line))
+            chunk = connection.recv(line.room)
         except OSError as error:
-            raise Unavailable(f"the service gave no session: {error}", field="socket", value=path) from error
-        line += chunk
-        if not chunk or len(line) > HELLO_BYTES_MAX:
-            raise Unavailable(
-                "the service gave no session",
-                field="hello",
-                value=line[:60],
-                allowed="one line of JSON, at most 4 KiB",
-            )
-    return _parse_hello(line)
+            raise no_hello(error, path) from error
+        if (hello := line.feed(chunk)) is not None:
+            return hello
 
 
-def _parse_hello(line: bytes) -> tuple[str, str]:
-    wrong = Unavailable(
-        "the service's hello is not of this protocol; use a client and a service of one version",
-        field="hello",
-        value=line[:60],
-        allowed=f"protocol {PROTOCOL} with session and boot",
+def no_hello(error: OSError, path: Path) -> Unavailable:
+    return Unavailable(f"the service gave no session: {error}", field="socket", value=path)
+
+
+def no_service(error: OSError, path: Path) -> Unavailable:
+    return Unavailable(
+        f"no service to be reached ({error.strerror or error}); is `kvstore serve` running on this directory?",
+        field="socket",
+        value=path,
     )
-    try:
-        hello = json.loads(line)
-    except (ValueError, RecursionError):
-        raise wrong from None
-    if not isinstance(hello, dict) or hello.get("protocol") != PROTOCOL:
-        raise wrong
-    if "error" in hello:
-        raise ALL_ERRORS.get(str(hello["error"]), KvstoreError)(
-            str(hello.get("message", "the service refused a session"))
-        )
-    number, boot = hello.get("session"), hello.get("boot")
-    if not (_is_number(number) and _is_number(boot)):
-        raise wrong
-    return number, boot
 
 
-def _is_number(value: object) -> TypeGuard[str]:
-    return isinstance(value, str) and len(value) == NUMBER_DIGITS and set(value) <= set("0123456789abcdef")
+def no_answer(error: OSError, path: Path, timeout: float) -> Unavailable:
+    return Unavailable(
+        f"the service does not answer: {error}",
+        field="socket",
+        value=path,
+        allowed=f"an answer within {timeout:g} s",
+    )

@@ -57,6 +57,10 @@ class Sliced:
     slices: Sequence[LayerSlice]
     state: Sequence[Place] = ()
 
+    def whole(self) -> Whole:
+        """The same items, not cut."""
+        return Whole(self.first_block, self.block_count, self.state)
+
     def __len__(self) -> int:
         return len(self.state) + self.block_count * len(self.slices)
 

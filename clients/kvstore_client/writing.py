@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kvstore.types import BytesLike
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.arena import ARENA_WRITE_BYTES_MIN, Arena, Room
-from kvstore_client.checks import make_checks
-from kvstore_client.framing import cut_frames
 from kvstore_client.link import Begun, Connection, Link
+from kvstore_client.write_messages import Items, size_of, write_frames, write_item, write_seconds
 
 ROUND_BYTES = 8 << 20
 ROUNDS = 2
 """Of one writer in the arena at once: one is filled while the service copies the other."""
-
-Items = Sequence[tuple[int, BytesLike]]
 
 
 @dataclass(slots=True)
@@ -55,7 +52,7 @@ class Bytes:
         items = sorted(payloads.items(), key=lambda pair: pair[0])
         in_place = [(index, payload) for index, payload in items if self._is_lent(index, payload)]
         others = [(index, payload) for index, payload in items if not self._is_lent(index, payload)]
-        arena = self._arena() if _size(others) >= ARENA_WRITE_BYTES_MIN else None
+        arena = self._arena() if size_of(others) >= ARENA_WRITE_BYTES_MIN else None
         rounds: deque[_Round] = deque()
         try:
             for lent in _parts(in_place, ROUND_BYTES):
@@ -86,7 +83,8 @@ class Bytes:
         return room is not None and room.view is payload
 
     def _arena(self) -> Arena | None:
-        return self._connection.session.arena.get(self._ask)
+        arena = self._connection.session.arena
+        return None if arena is None else arena.get(self._ask)
 
     def _ask(self, size: int) -> memoryview | None:
         reply = self._link.call(
@@ -95,7 +93,9 @@ class Bytes:
             pb.OpenArenaRequest(bytes=size),
             timeout=self._link.deadlines.control,
         )
-        return self._connection.session.memory.find_arena(reply.arena)
+        memory = self._connection.session.memory
+        assert memory is not None, "an arena comes over a connection that passes memory"
+        return memory.find_arena(reply.arena)
 
     def _begin_in_place(self, items: Items) -> _Round:
         """Of what its writer has put where it is to lie."""
@@ -112,7 +112,7 @@ class Bytes:
     def _begin_copied(self, arena: Arena, items: Items, rounds: deque[_Round]) -> bool:
         """Copy items to the arena and begin their call. False where it has no room for them though none is waiting there
         for this writer: others have it, and are not waited for."""
-        size = _size(items)
+        size = size_of(items)
         self._end_down_to(ROUNDS - 1, rounds)
         while (room := arena.take(size) if size else None) is None:
             if not rounds:
@@ -136,7 +136,9 @@ class Bytes:
 
     def _begin(self, request: pb.WriteArenaRequest, rooms: list[Room]) -> _Round:
         size = sum(item.length for item in request.items)
-        call = self._link.begin(self._connection, "WriteArena", request, timeout=self._timeout(size))
+        call = self._link.begin(
+            self._connection, "WriteArena", request, timeout=write_seconds(self._link.deadlines, size)
+        )
         return _Round(call, rooms)
 
     def _end_down_to(self, count: int, rounds: deque[_Round]) -> None:
@@ -153,20 +155,14 @@ class Bytes:
     def _send(self, items: Items) -> None:
         if items:
             frames = write_frames(self._id, items)
-            self._link.call(self._connection, "Write", frames, timeout=self._timeout(_size(items)))
-
-    def _timeout(self, size: int) -> float:
-        deadlines = self._link.deadlines
-        return deadlines.write + size / (1 << 20) * deadlines.write_per_mib
+            self._link.call(
+                self._connection, "Write", frames, timeout=write_seconds(self._link.deadlines, size_of(items))
+            )
 
 
 def _give_back(rooms: Iterable[Room]) -> None:
     for room in rooms:
         room.give_back()
-
-
-def _size(items: Items) -> int:
-    return sum(memoryview(payload).nbytes for _, payload in items)
 
 
 def _parts(items: Items, limit: int) -> Iterator[Items]:
@@ -182,21 +178,3 @@ def _parts(items: Items, limit: int) -> Iterator[Items]:
         size += length
     if part:
         yield part
-
-
-def write_frames(reservation_id: int, items: Items) -> Iterator[pb.WriteFrame]:
-    described = ((write_item(index, payload), payload) for index, payload in items)
-    for headers, data in cut_frames(described):
-        yield pb.WriteFrame(reservation_id=reservation_id, items=headers, data=data)
-        reservation_id = 0
-
-
-def write_item(index: int, payload: BytesLike) -> pb.WriteItem:
-    checks = make_checks(payload)
-    return pb.WriteItem(
-        item=index,
-        length=memoryview(payload).nbytes,
-        crc32=checks.crc32,
-        xxh3_64=checks.xxh3_64,
-        has_xxh3=checks.has_xxh3,
-    )

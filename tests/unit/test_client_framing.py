@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Generator, Iterable
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -14,8 +15,8 @@ from kvstore.errors import DamagedBytes
 from kvstore.types import ItemKind, Lineage
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.checks import make_checks
+from kvstore_client.fetching import Fetching
 from kvstore_client.framing import ITEM_BYTES_MAX, ItemJoiner, cut_frames
-from kvstore_client.reading import read_items
 from kvstore_client.values import FetchedItem
 from kvstore_client.wanted import Place, Whole
 
@@ -46,6 +47,16 @@ def sent(payloads: Iterable[bytes | None], *, frame_bytes: int = 16, first: int 
 
 def stream(frames: Iterable[pb.ItemFrame]) -> Generator[pb.ItemFrame, None, None]:
     yield from frames
+
+
+def read_items(
+    frames: Generator[pb.ItemFrame, None, None], wanted: Whole, *, verify: bool
+) -> Generator[FetchedItem, None, None]:
+    fetching = Fetching(1, wanted, verify=verify)
+    with closing(frames):
+        for frame in frames:
+            yield from fetching.feed(frame)
+    fetching.finish()
 
 
 def read(

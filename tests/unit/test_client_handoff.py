@@ -13,8 +13,9 @@ from kvstore.errors import DamagedBytes
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.checks import make_checks
 from kvstore_client.framing import FRAME_BYTES, cut_frames
-from kvstore_client.handoff import handoff_frames, read_handoff
-from kvstore_client.reservation import _write_frames
+from kvstore_client.handoff import read_handoff
+from kvstore_client.handoff_frames import handoff_frames
+from kvstore_client.reservation import write_frames
 
 
 def header(payload: bytes, **changes: object) -> pb.HandoffHeader:
@@ -39,8 +40,8 @@ def test_a_handoff_of_any_size_comes_back(size: int) -> None:
     frames = list(handoff_frames(header(payload), payload))
     assert all(len(frame.data) <= FRAME_BYTES for frame in frames)
     assert [frame.HasField("header") for frame in frames] == [True] + [False] * (len(frames) - 1)
-    got, bytes_got = read_handoff(stream(frames))
-    assert (got.position, bytes_got) == (7, payload)
+    got = read_handoff(stream(frames))
+    assert (got["position"], got["payload"]) == (7, payload)
 
 
 @given(st.binary(min_size=1, max_size=60), st.integers(0, 100), st.integers(1, 255))
@@ -77,7 +78,7 @@ def test_handoff_frames_that_no_sender_may_send_are_damage(frames: list[pb.Hando
 
 @given(st.dictionaries(st.integers(0, 50), st.binary(max_size=30), min_size=1, max_size=8))
 def test_a_write_names_the_reservation_once_and_the_items_in_order(payloads: dict[int, bytes]) -> None:
-    frames = list(_write_frames(9, payloads))
+    frames = list(write_frames(9, payloads))
     assert [frame.reservation_id for frame in frames] == [9] + [0] * (len(frames) - 1)
     items = [item for frame in frames for item in frame.items]
     assert [item.item for item in items] == sorted(payloads)

@@ -1,0 +1,205 @@
+"""The client on a way to another machine that breaks, is cut, or is not let in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.errors import KvstoreError, Unauthenticated, Unavailable, UnknownLease
+from kvstore_client import CacheClient, Deadlines
+from kvstore_client.aio import AsyncCacheClient
+from kvstore_client.fetching import RESUMPTIONS_MAX
+from tests.support.blocking import Blocking, LoopThread
+from tests.support.breaking import Breaking
+from tests.support.cable import Cable
+from tests.support.calls import look
+from tests.support.chains import Chain, identity_of
+from tests.support.remote import TOKENS, Secrets, make_secrets, port_of
+from tests.support.service import ServiceProcess, running_service
+
+BLOCKS = 60
+PATIENT = Deadlines(connect=5.0)
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Secrets:
+    return make_secrets(tmp_path_factory.mktemp("secrets"))
+
+
+@pytest.fixture(scope="module")
+def service(secrets: Secrets) -> Iterator[ServiceProcess]:
+    with running_service(**secrets.options) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def chain(service: ServiceProcess) -> Chain:
+    """27 MB of blocks and a state, stored."""
+    with CacheClient(service.directory, owner="writer") as client:
+        namespace = client.open_namespace(identity_of("flash-slim"), name="remote")
+        made = Chain.of(namespace, BLOCKS, seed=1)
+        made.store(client, last=BLOCKS // 2)
+        made.store(client, first=BLOCKS // 2, states=[BLOCKS - 1])
+    return made
+
+
+@pytest.fixture(params=["sync", "async"])
+def connect(request: pytest.FixtureRequest, secrets: Secrets) -> Iterator[Any]:
+    """connect(port, **options): a client of either kind."""
+    with ExitStack() as stack:
+
+        def made(port: int, **options: Any) -> CacheClient:
+            given = {
+                "address": f"tcp://localhost:{port}",
+                "owner": "tests",
+                "token": TOKENS[0],
+                "ca": secrets.folder / "issuer.pem",
+                "deadlines": PATIENT,
+                **options,
+            }
+            if request.param == "sync":
+                return stack.enter_context(CacheClient(**given))
+            thread = LoopThread(asyncio.new_event_loop)
+            stack.callback(thread.close)
+            client: Any = Blocking(AsyncCacheClient(**given), thread)
+            return stack.enter_context(client)
+
+        yield made
+
+
+def total(chain: Chain) -> int:
+    return BLOCKS * chain.namespace.block_bytes + chain.namespace.state_bytes
+
+
+@pytest.mark.parametrize("breaks", [1, RESUMPTIONS_MAX])
+def test_a_fetch_goes_on_where_it_broke_off(
+    service: ServiceProcess, chain: Chain, connect: Any, breaks: int
+) -> None:
+    with Breaking(port_of(service)) as way:
+        client = connect(way.port)
+        found = look(client, chain)
+        boot = client.boot
+        # Not a whole number of blocks: it breaks inside one.
+        way.carries = total(chain) // breaks - (1 << 20)
+        items = chain.fetch(client, found)
+        assert [item.payload is not None for item in items] == [True] * (BLOCKS + 1)
+        assert way.broken == breaks
+        assert client.boot == boot
+        # What was read before it broke is not read again.
+        found.lease.release()
+
+
+def test_a_way_that_breaks_too_often_is_no_way(service: ServiceProcess, chain: Chain, connect: Any) -> None:
+    with Breaking(port_of(service)) as way:
+        client = connect(way.port)
+        found = look(client, chain)
+        way.carries = total(chain) // (RESUMPTIONS_MAX + 3)
+        with pytest.raises(Unavailable):
+            chain.fetch(client, found)
+        assert way.broken == RESUMPTIONS_MAX + 1
+        way.carries = 0
+        # The lease has outlived all of them.
+        assert len(chain.fetch(client, found)) == BLOCKS + 1
+
+
+def test_retries_of_one_client_are_a_small_part_of_its_calls(
+    service: ServiceProcess, chain: Chain, connect: Any
+) -> None:
+    with Breaking(port_of(service)) as way:
+        client = connect(way.port)
+        found = look(client, chain)
+        way.carries = 1 << 20
+        for _ in range(10):
+            with pytest.raises(Unavailable):
+                chain.fetch(client, found)
+        # 10 fetches, and the 10 retries that a client begins with.
+        assert 18 <= way.broken <= 22
+
+
+@pytest.mark.slow
+def test_a_cut_cable_is_noticed_and_the_client_comes_back(
+    service: ServiceProcess, chain: Chain, connect: Any
+) -> None:
+    with Cable(port_of(service)) as cable:
+        client = connect(cable.port)
+        found = look(client, chain)
+        cable.cut()
+        start = time.monotonic()
+        while client.boot is not None:
+            assert time.monotonic() - start < 40, "the cut is not noticed"
+            time.sleep(0.1)
+        print(f"noticed after {time.monotonic() - start:.1f} s")
+        with pytest.raises(UnknownLease):
+            chain.fetch(client, found)
+
+
+def test_who_has_no_token_or_another_one_is_refused_by_name(service: ServiceProcess, connect: Any) -> None:
+    for token in (None, "another"):
+        with pytest.raises(Unauthenticated):
+            connect(port_of(service), token=token).open_namespace(identity_of(), name="n")
+
+
+def test_a_certificate_of_another_issuer_is_not_believed(
+    service: ServiceProcess, connect: Any, tmp_path: Path
+) -> None:
+    other = make_secrets(tmp_path / "other")
+    client = connect(port_of(service), ca=other.folder / "issuer.pem")
+    with pytest.raises(Unavailable, match="no service to be reached"):
+        client.open_namespace(identity_of(), name="n")
+
+
+def test_plaintext_to_a_service_that_wants_tls_fails_in_time(service: ServiceProcess, connect: Any) -> None:
+    client = connect(port_of(service), ca=None, insecure=True, deadlines=Deadlines(connect=1.0))
+    start = time.monotonic()
+    with pytest.raises(KvstoreError):
+        client.open_namespace(identity_of(), name="n")
+    assert time.monotonic() - start < 5
+
+
+def test_where_nobody_listens_calls_fail_at_once(service: ServiceProcess, connect: Any) -> None:
+    with Breaking(port_of(service)) as way:
+        port = way.port
+    client = connect(port)
+    for _ in range(5):
+        start = time.monotonic()
+        with pytest.raises(Unavailable):
+            client.open_namespace(identity_of(), name="n")
+        assert time.monotonic() - start < 2
+    assert client.boot is None
+
+
+def test_tasks_read_beside_each_other_and_a_cancelled_one_leaves_the_others(
+    service: ServiceProcess, chain: Chain, secrets: Secrets
+) -> None:
+    async def read(client: AsyncCacheClient) -> int:
+        found = await look(client, chain)  # type: ignore[arg-type, misc]
+        async with found.lease:
+            got = [
+                item
+                async for item in client.fetch(found.lease, first_block=0, block_count=BLOCKS, state=True)
+            ]
+        assert all(item.payload == chain.right_bytes(item) for item in got)
+        return len(got)
+
+    async def main() -> list[int | BaseException]:
+        async with AsyncCacheClient(
+            f"tcp://localhost:{port_of(service)}",
+            owner="tests",
+            token=TOKENS[0],
+            ca=secrets.folder / "issuer.pem",
+            deadlines=PATIENT,
+        ) as client:
+            tasks = [asyncio.create_task(read(client)) for _ in range(4)]
+            await asyncio.sleep(0)
+            tasks[2].cancel()
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    got = asyncio.run(main())
+    assert [each for each in got if not isinstance(each, BaseException)] == [BLOCKS + 1] * 3
+    assert isinstance(got[2], asyncio.CancelledError)

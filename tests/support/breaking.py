@@ -1,0 +1,76 @@
+"""A stretch of network that breaks: a connection is reset when it has carried so many bytes to the client."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from types import TracebackType
+from typing import Self
+
+_READ_BYTES = 1 << 16
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Breaking:
+    """Listens on `port` of 127.0.0.1 and passes all on to `target`. `carries`: bytes of one connection, 0 for any number."""
+
+    def __init__(self, target: int, *, carries: int = 0) -> None:
+        self.carries = carries
+        self.broken = 0
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._open: list[socket.socket] = []
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            service = socket.create_connection(("127.0.0.1", self._target))
+            self._open += [client, service]
+            for pair in ((client, service, False), (service, client, True)):
+                thread = threading.Thread(target=self._pass, args=pair)
+                self._threads.append(thread)
+                thread.start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, counts: bool) -> None:
+        carried = 0
+        try:
+            while data := source.recv(_READ_BYTES):
+                target.sendall(data)
+                carried += len(data)
+                if counts and self.carries and carried >= self.carries:
+                    self.broken += 1
+                    target.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    break
+        except OSError:
+            return
+        finally:
+            for each in (source, target):
+                try:
+                    each.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue
+
+    def __enter__(self) -> Self:
+        self._threads[0].start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for each in self._open:
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+        for thread in self._threads:
+            thread.join(10)
+        for each in self._open:
+            each.close()
