@@ -75,13 +75,13 @@ Address = LocalAddress | RemoteAddress
 
 
 def parse_address(
-    text: str | Path,
+    text: str | Path | Address,
     *,
     token: str | Path | None = None,
     ca: str | Path | None = None,
     insecure: bool = False,
 ) -> Address:
-    """The address that `text` names. `token`: the text, or a Path of a file that holds it; `ca`: of a PEM file. Files are
+    """The address that `text` names, or is. `token`: the text, or a Path of a file that holds it; `ca`: of a PEM file. Files are
     read now. InvalidArgument names what is wrong, and never shows a token."""
     if isinstance(text, str) and text.startswith(_SCHEME):
         host, port = _host_and_port(text)
@@ -91,6 +91,12 @@ def parse_address(
             )
         pem = None if ca is None else _pem(Path(ca))
         return RemoteAddress(host, port, "" if token is None else _token(token), pem, insecure)
+    if isinstance(text, RemoteAddress) and token is None and ca is None and not insecure:
+        return text
+    if isinstance(text, RemoteAddress):
+        raise InvalidArgument(
+            "this address says how it is reached", field="address", value=text, allowed="without token and ca"
+        )
     if isinstance(text, str) and "://" in text:
         raise InvalidArgument("not an address", field="address", value=text, allowed=_ALLOWED)
     for name, given in (("token", token), ("ca", ca), ("insecure", insecure or None)):
@@ -101,7 +107,7 @@ def parse_address(
                 value="given",
                 allowed=f"with an address {_SCHEME}host:port only",
             )
-    return _local(Path(text).absolute())
+    return text if isinstance(text, LocalAddress) else _local(Path(text).absolute())
 
 
 def _local(directory: Path) -> LocalAddress:

@@ -13,7 +13,7 @@ from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.types import BytesLike, Exactness, Lineage
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client import calls
-from kvstore_client.address import parse_address
+from kvstore_client.address import Address, parse_address
 from kvstore_client.answers import LookupAnswer, answer_fields
 from kvstore_client.calls import check_owner
 from kvstore_client.flight import Flight
@@ -47,7 +47,7 @@ class Lookup(LookupAnswer):
 
 class CacheClient:
     """Talks to the service at `address`: the directory in which its sockets, kvstore.sock and session.sock, lie, or
-    `tcp://host:port` for one on another machine. `owner` is a name for logs.
+    `tcp://host:port` for one on another machine; or what parse_address made of either. `owner` is a name for logs.
 
     To another machine goes TLS: `ca` is a PEM file of the certificates that the service's must come from, without it the
     system's; `token` is what lets a client in, or a Path of a file that holds it. `insecure` leaves TLS out: whoever is on
@@ -64,7 +64,7 @@ class CacheClient:
 
     def __init__(
         self,
-        address: str | Path,
+        address: str | Path | Address,
         *,
         owner: str,
         token: str | Path | None = None,

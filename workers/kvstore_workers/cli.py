@@ -28,7 +28,26 @@ def _add_worker(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
         type=_path,
         default=None,
         metavar="DIR",
-        help="the cache service's directory; without it nothing is stored",
+        help="the cache service's directory, or tcp://HOST:PORT; without it nothing is stored",
+    )
+    parser.add_argument(
+        "--cache-token-file",
+        type=_path,
+        default="",
+        metavar="FILE",
+        help="what lets this worker in to a service over TCP",
+    )
+    parser.add_argument(
+        "--cache-ca",
+        type=_path,
+        default="",
+        metavar="FILE",
+        help="PEM file of the certificates that the service's must come from (default: the system's)",
+    )
+    parser.add_argument(
+        "--cache-insecure",
+        action="store_true",
+        help="no TLS to a service over TCP: whoever is on the way reads and changes everything",
     )
     weights = parser.add_mutually_exclusive_group()
     weights.add_argument("--seed", type=_count, default=0, help="random weights from this seed (default 0)")
@@ -123,6 +142,9 @@ def _run_worker(args: argparse.Namespace) -> int:
             role=args.role,
             listen=args.listen,
             cache=args.cache or "",
+            cache_token_file=args.cache_token_file,
+            cache_ca=args.cache_ca,
+            cache_insecure=args.cache_insecure,
             profile=args.profile,
             seed=args.seed,
             checkpoint=args.checkpoint or "",

@@ -14,7 +14,7 @@ from kvstore.profile.base import Profile
 from kvstore.types import BytesLike, Exactness, Lineage
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client import calls
-from kvstore_client.address import parse_address
+from kvstore_client.address import Address, parse_address
 from kvstore_client.aio.flight import AsyncFlight
 from kvstore_client.aio.handoff import AsyncHandoffTake, read_handoff
 from kvstore_client.aio.lease import AsyncLease
@@ -55,7 +55,7 @@ class AsyncCacheClient:
 
     def __init__(
         self,
-        address: str | Path,
+        address: str | Path | Address,
         *,
         owner: str,
         token: str | Path | None = None,

@@ -9,6 +9,7 @@ from kvstore.errors import ConfigError
 from kvstore.policy.window import WindowPolicy
 from kvstore.profile.base import Profile
 from kvstore.profile.registry import get_profile
+from kvstore_client.address import Address, parse_address
 from kvstore_workers.runtime.address import claim, socket_path
 
 ROLES = ("prefill", "decode")
@@ -19,12 +20,16 @@ THREADS_MAX = 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
     """role: prefill or decode. checkpoint: a folder, else random weights from `seed` for `profile`. cache: the service's
-    directory, empty for none. threads 0: torch's choice. namespace: a label, empty for one made from the identity.
-    requests: that may run or wait at once. grace: seconds that they may go on once the worker is told to end."""
+    directory, or tcp://host:port with the file of a token and the PEM file of the issuers; empty for none. threads 0:
+    torch's choice. namespace: a label, empty for one made from the identity. requests: that may run or wait at once.
+    grace: seconds that they may go on once the worker is told to end."""
 
     role: str
     listen: str
     cache: str = ""
+    cache_token_file: str = ""
+    cache_ca: str = ""
+    cache_insecure: bool = False
     profile: str = "tiny"
     seed: int = 0
     checkpoint: str = ""
@@ -47,10 +52,22 @@ def check_options(options: WorkerOptions) -> Path:
         raise ConfigError(
             "bad number of threads", field="--threads", value=options.threads, allowed=f"0 to {THREADS_MAX}"
         )
+    if options.cache:
+        cache_address(options)
     if not options.checkpoint:
         check_policy(options.policy, get_profile(options.profile))
     claim(path, name="--listen")
     return path
+
+
+def cache_address(options: WorkerOptions) -> Address:
+    """Where the store is; InvalidArgument for what is no address, or files that say nothing."""
+    return parse_address(
+        options.cache,
+        token=Path(options.cache_token_file) if options.cache_token_file else None,
+        ca=options.cache_ca or None,
+        insecure=options.cache_insecure,
+    )
 
 
 def check_policy(policy: str, profile: Profile) -> None:

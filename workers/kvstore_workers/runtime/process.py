@@ -22,7 +22,7 @@ from kvstore_workers.model.rates import measure_rates
 from kvstore_workers.model.selfcheck import SelfCheck, numerics, self_check
 from kvstore_workers.runtime.engine import FLUSH_SECONDS, Engine
 from kvstore_workers.runtime.lane import Lane
-from kvstore_workers.runtime.options import WorkerOptions, check_options, check_policy
+from kvstore_workers.runtime.options import WorkerOptions, cache_address, check_options, check_policy
 from kvstore_workers.runtime.rates import Rates
 from kvstore_workers.runtime.room import Room
 from kvstore_workers.runtime.server import DRAIN_SECONDS, Server, serve_until_told
@@ -116,7 +116,9 @@ def _open_store(options: WorkerOptions, model: Model, numbers: str, rates: Rates
     name = options.namespace or f"{model.profile.name}-{identity.digest().hex()[:12]}"
     # A commit that takes longer than a request waits for it would only hold up the writer's next batch.
     deadlines = Deadlines(commit=FLUSH_SECONDS)
-    cache = CacheClient(options.cache, owner=f"worker-{options.role}-{os.getpid()}", deadlines=deadlines)
+    cache = CacheClient(
+        cache_address(options), owner=f"worker-{options.role}-{os.getpid()}", deadlines=deadlines
+    )
     store = PrefixStore(cache, identity, name=name, policy=options.policy, clock=SystemClock(), rates=rates)
     try:
         store.open()
