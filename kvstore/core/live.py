@@ -286,7 +286,7 @@ class Live:
 
 
 def _is(marks: NDArray[np.uint8], flag: int) -> NDArray[np.bool_]:
-    return (marks & np.uint8(flag)) != 0
+    return np.not_equal(marks & np.uint8(flag), 0)
 
 
 def hour_after(second: int) -> int:
