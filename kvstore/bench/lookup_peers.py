@@ -67,7 +67,7 @@ async def _echo(path: str, reply_bytes: int) -> None:
 
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX)])
     service, method = ECHO.strip("/").split("/")
-    handlers = {method: grpc.unary_unary_rpc_method_handler(answer)}
+    handlers: dict[str, Any] = {method: grpc.unary_unary_rpc_method_handler(answer)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     server.add_insecure_port(f"unix:{path}")
     await server.start()
@@ -138,7 +138,7 @@ def reply_bytes(service: Path, request: pb.LookupRequest) -> int:
 def _timed(calls: Sequence[Callable[[], object]], seconds: float) -> list[float]:
     # The first finds the way; answers stay until the end, since a lease that is let go is one more call.
     kept = [calls[0]()]
-    found = []
+    found: list[float] = []
     clock = time.perf_counter
     end = clock() + seconds
     before = clock()

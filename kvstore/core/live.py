@@ -293,7 +293,8 @@ class Live:
 
 
 def _is(marks: NDArray[np.uint8], flag: int) -> NDArray[np.bool_]:
-    return (marks & np.uint8(flag)) != 0
+    found: NDArray[np.bool_] = np.not_equal(marks & np.uint8(flag), 0)
+    return found
 
 
 def hour_after(second: int) -> int:

@@ -276,7 +276,13 @@ def _ranked(
     price = _Pricing(figures_of(profile), costs, prompt_tokens, trust)
     longest = longest_restore(profile, coverage, prompt_tokens)
     cold = price.cold()
-    restores = sorted(_candidates(price, coverage, longest, exact_only=exact_only), key=_Candidate.rank)
+    restores = list(_candidates(price, coverage, longest, exact_only=exact_only))
+    if len(restores) > 1:
+        restores.sort(key=_Candidate.rank)
+    elif restores:
+        # The most frequent case: there is nothing to rank but the price.
+        both = [restores[0], cold]
+        return both if restores[0].way.seconds < cold.way.seconds else both[::-1]
     if restores and restores[0].way.seconds < cold.way.seconds:
         return [restores[0], *sorted([*restores[1:], cold], key=_Candidate.rank)]
     return [cold, *restores]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from kvstore.plan.base import Coverage, SaveStates
-from kvstore.policy.window import WindowPolicy
+from kvstore.policy.window import WindowKind, WindowPolicy
 from kvstore.profile.base import Profile
 
 
@@ -26,9 +26,13 @@ def save_states(
     after = compute_from - 1 if rebuilt and compute_from > 0 else compute_from
     branch_at = coverage.branch_at
     pool = policy.pool_edges(profile, prompt_tokens=prompt_tokens, after=after, branch_at=branch_at)
+    ssd = (
+        pool
+        if policy.kind is WindowKind.ENDPOINTS
+        else policy.ssd_edges(profile, prompt_tokens=prompt_tokens, after=after, branch_at=branch_at)
+    )
     if after < compute_from and compute_from not in pool:
         pool = (compute_from, *pool)
-    ssd = policy.ssd_edges(profile, prompt_tokens=prompt_tokens, after=after, branch_at=branch_at)
     return SaveStates(
         pool=_without(pool, coverage.pool_states, after),
         ssd=_without(ssd, coverage.checkpoints, after),
@@ -42,5 +46,7 @@ def save_states(
 
 def _without(edges: tuple[int, ...], held: tuple[int, ...], after: int) -> tuple[int, ...]:
     """The edges, all > `after`, that are not in `held`, which is ascending."""
+    if not held:
+        return edges
     later = set(held[bisect_right(held, after) :])
     return tuple(edge for edge in edges if edge not in later) if later else edges
