@@ -1,5 +1,5 @@
 """A bare gRPC stream to measure beside: `python -m kvstore.bench.bare BYTES` holds so many random bytes as finished frames
-and streams them all to each call. It prints its port, and ends with its standard input."""
+and streams those that a call asks for, `FIRST COUNT`. It prints its port, and ends with its standard input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class _Bare:
         self._frames = frames
 
     async def stream(self, request: bytes, context: Any) -> None:
-        for frame in self._frames:
+        first, count = map(int, request.split())
+        for frame in self._frames[first : first + count]:
             await context.write(frame)
 
 

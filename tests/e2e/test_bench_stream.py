@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.bench.pairs import Pair
-from kvstore.bench.stream import Readings, report
+from kvstore.bench.stream import TURN_BLOCKS, Readings, pair, report
 from kvstore.cli.main import main
 from tests.support.service import short_directory
 
@@ -32,6 +32,29 @@ def test_it_measures_two_services_of_its_own_and_leaves_nothing(capsys: pytest.C
     assert low <= answer["ratio"] <= high
     pairs = zip(detail["fetch_mb_per_second"], detail["bare_mb_per_second"], strict=True)
     assert [ours / theirs for ours, theirs in pairs] == pytest.approx(samples)
+
+
+class Counted:
+    """Takes as many bytes as blocks, at one rate."""
+
+    def __init__(self, rate: float, order: list[float]) -> None:
+        self.rate = rate
+        self.asked: list[int] = []
+        self._order = order
+
+    def take(self, first: int, count: int) -> tuple[int, float]:
+        self.asked += range(first, first + count)
+        self._order.append(self.rate)
+        return count, count / self.rate
+
+
+def test_a_pair_is_all_blocks_once_in_each_way_in_turns() -> None:
+    order: list[float] = []
+    ours, theirs = Counted(2.0, order), Counted(4.0, order)
+    blocks = 3 * TURN_BLOCKS + 1
+    assert pair(ours, theirs, blocks) == Pair(2.0, 4.0)
+    assert sorted(ours.asked) == sorted(theirs.asked) == list(range(blocks))
+    assert order == [2.0, 4.0, 4.0, 2.0, 2.0, 4.0, 4.0, 2.0]
 
 
 def test_the_bar_is_held_against_the_median() -> None:
