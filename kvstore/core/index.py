@@ -32,7 +32,6 @@ MANY_SLOTS = 200
 """From here on columns are faster than a loop."""
 
 _MANY = -2
-_PART_BLOCKS = 8192
 _TABLES_ASKED = 64
 _BRANCH_BYTES = 320
 """Of the set of a block's children, where they are few."""
@@ -143,36 +142,6 @@ class BlockIndex:
     def slots(self) -> Iterator[int]:
         """All slots in use, ascending."""
         return (slot for slot, flags in enumerate(self.flags) if flags & LIVE)
-
-    def tails_first(self, space: int) -> Iterator[list[int]]:
-        """All slots of a namespace, children before parents, some thousand at a time or all of one number. Each part is
-        looked for when it is its turn: blocks may leave meanwhile, and none may come."""
-        counts = np.bincount(self._numbers_of(space)) if len(self) else np.zeros(0, np.int64)
-        # From the last number down: as many numbers as have some thousand blocks together.
-        last = len(counts)
-        while last:
-            first = last - 1
-            found = int(counts[first])
-            while first and found + counts[first - 1] <= _PART_BLOCKS:
-                first -= 1
-                found += int(counts[first])
-            if found:
-                yield self._slots_of(space, first, last)
-            last = first
-
-    def _numbers_of(self, space: int) -> NDArray[np.int32]:
-        return np.frombuffer(self.number, np.int32)[self._living(space)]
-
-    def _slots_of(self, space: int, first: int, last: int) -> list[int]:
-        """Those with numbers in [first, last), the highest first."""
-        numbers = np.frombuffer(self.number, np.int32)
-        slots = np.flatnonzero(self._living(space) & (numbers >= first) & (numbers < last))
-        found: list[int] = slots[np.argsort(-numbers[slots], kind="stable")].tolist()
-        return found
-
-    def _living(self, space: int) -> NDArray[np.bool_]:
-        live = np.frombuffer(self.flags, np.uint8) & np.uint8(LIVE) != 0
-        return np.asarray(live & (np.frombuffer(self.space, np.uint16) == space))
 
     def count(self, space: int) -> int:
         table = self._tables.get(space)

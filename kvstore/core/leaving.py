@@ -10,6 +10,7 @@ from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo
 from kvstore.core.states import handle_of, slot_of
 from kvstore.core.steps import ITEMS_AT_ONCE, VISITS_AT_ONCE, Steps
+from kvstore.core.walks import tails_first
 from kvstore.store.base import Place
 from kvstore.types import ItemKind, Tier
 
@@ -168,7 +169,7 @@ def clear(live: Live, infos: Iterable[NamespaceInfo]) -> Steps[list[Gone], tuple
     for info in infos:
         states += live.pool.clear(info.digest)[0]
         left: list[Gone] = []
-        for slots in live.index.tails_first(info.number):
+        for slots in tails_first(live.index, info.number):
             for slot in slots:
                 # Its time may have been over meanwhile.
                 if live.index.is_live(slot):

@@ -18,7 +18,6 @@ from kvstore.core import (
     Dropped,
     FetchItem,
     Gone,
-    Granted,
     Lease,
     LookupResult,
     ReserveItem,
@@ -35,6 +34,7 @@ from kvstore.service.activity import Activity
 from kvstore.service.flights import Flights
 from kvstore.service.loopwatch import LoopWatch
 from kvstore.service.pins import Pins
+from kvstore.service.publication import Publication
 from kvstore.service.rates import Rates
 from kvstore.service.reader import Reader
 from kvstore.service.registry import Registry
@@ -44,7 +44,7 @@ from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.turns import at_leisure, by_turns, in_parts
 from kvstore.service.uploads import Upload, Uploads
 from kvstore.service.writer import Writer
-from kvstore.store.base import Place, Record, RecordLog
+from kvstore.store.base import Place, RecordLog
 from kvstore.types import BootId, Exactness, ItemId, ItemKind, NamespaceDigest, StateSource, Tier
 
 log = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ class Engine:
         self.writer.check_accepts()
         self.core.commit_list(reservation_id, session.id)
         self.uploads.close(upload)
-        return await self.writer.commit(_Publication(self, upload))
+        return await self.writer.commit(Publication(upload, self.publish))
 
     async def publish(self, upload: Upload, places: dict[int, Place]) -> CommitReport:
         """The commit is over: what is durable becomes visible, and all of its memory goes back."""
@@ -333,32 +333,6 @@ class Engine:
         gone = self.core.expire_blocks(self.time.wall(), limit=limit)
         self.discard(gone)
         return len(gone)
-
-
-class _Publication:
-    """A commit's way to the writer and back."""
-
-    def __init__(self, engine: Engine, upload: Upload) -> None:
-        self._engine = engine
-        self._upload = upload
-        self._granted: list[Granted] = []
-
-    async def records(self) -> list[Record]:
-        pairs: list[tuple[Granted, Record]] = []
-        async for part in in_parts(list(self._upload.granted)):
-            pairs += self._upload.records(part)
-        self._granted = [granted for granted, _ in pairs]
-        return [record for _, record in pairs]
-
-    async def publish(self, places: Sequence[Place | None]) -> CommitReport:
-        return await self._engine.publish(
-            self._upload,
-            {
-                each.index: place
-                for each, place in zip(self._granted, places, strict=True)
-                if place is not None
-            },
-        )
 
 
 class LeasedItems:

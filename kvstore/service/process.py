@@ -128,7 +128,7 @@ def allow_descriptors(needed: int) -> None:
         with suppress(OSError, ValueError):  # some systems allow less than they say
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS_LEAST:
+    if soft != resource.RLIM_INFINITY and soft < min(DESCRIPTORS_LEAST, needed):
         raise ConfigError(
             "too few open files are allowed",
             field="RLIMIT_NOFILE",
