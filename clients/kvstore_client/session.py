@@ -12,7 +12,6 @@ from typing import TypeGuard
 
 from kvstore.clock import Clock
 from kvstore.errors import ALL_ERRORS, KvstoreError, Unavailable
-from kvstore_client.arena import SessionArena
 from kvstore_client.memory import Memory
 
 PROTOCOL = 1
@@ -28,7 +27,6 @@ class Session:
         connection.setblocking(False)
         self._connection = connection
         self.memory = Memory(connection)
-        self.arena = SessionArena()
         self.number = number
         self.boot = boot
         _open_sessions.add(self)
@@ -49,7 +47,6 @@ class Session:
         _open_sessions.discard(self)
         self._connection.close()
         self.memory.close()
-        self.arena.close()
 
 
 _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -59,7 +56,7 @@ def _close_in_child() -> None:
     # A copy of the descriptor in a forked child would keep the session open after its owner's death, and a mapping the
     # service's memory.
     for session in list(_open_sessions):
-        arena = session.arena.now
+        arena = session.memory.arena.now
         session.close()
         if arena is not None:
             arena.take_all_back()

@@ -86,7 +86,7 @@ class Bytes:
         return room is not None and room.view is payload
 
     def _arena(self) -> Arena | None:
-        return self._connection.session.arena.get(self._ask)
+        return self._connection.session.memory.arena.get(self._ask)
 
     def _ask(self, size: int) -> memoryview | None:
         reply = self._link.call(
