@@ -11,9 +11,11 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from kvstore.budget import Available, Parts, available, share_out
 from kvstore.errors import ConfigError
 
 _SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -41,6 +43,12 @@ def size_text(count: int) -> str:
         if unit and count and int(count) % scale == 0:
             return f"{count // scale}{unit}"
     return f"{count}B"
+
+
+def rounded(count: int) -> str:
+    """A size with three digits, for people."""
+    unit = next(unit for unit, scale in reversed(_SIZE_UNITS.items()) if count >= scale or scale == 1)
+    return f"{count / _SIZE_UNITS[unit]:.3g}{unit or 'B'}"
 
 
 def time_text(seconds: float) -> str:
@@ -84,25 +92,21 @@ def parse_text(text: str, *, name: str) -> str:
     return text
 
 
+def parse_flag(text: str | bool, *, name: str) -> bool:
+    value = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}.get(
+        str(text).strip().lower()
+    )
+    if value is None:
+        raise ConfigError("neither yes nor no", field=name, value=text, allowed="yes or no")
+    return value
+
+
 def _option(
     default: Any, parse: Callable[..., Any], about: str, *, low: float = 0, high: float = math.inf
 ) -> Any:
     if default is MISSING:
         return field(metadata={"parse": parse, "about": about, "low": low, "high": high})
     return field(default=default, metadata={"parse": parse, "about": about, "low": low, "high": high})
-
-
-def _memory_bytes() -> int:
-    """Memory that this process may use: the cgroup's limit where there is one, else all of RAM."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            total = min(total, int(text))
-    return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,28 +118,32 @@ class ServiceConfig:
     segment: int = _option(
         0, parse_size, "bytes of one segment file; 0: a sixteenth of the budget, 1MiB to 256MiB", high=1 << 32
     )
-    pool: int = _option(0, parse_size, "host memory for window states; 0: a tenth of memory", high=MAX_BYTES)
-    pool_ttl: float = _option(600.0, parse_time, "how long an unused state stays in the pool", low=1)
-    handoff: int = _option(
-        0, parse_size, "host memory for handoffs; 0: a hundredth of memory", high=MAX_BYTES
+    memory: int = _option(
+        0,
+        parse_size,
+        "host memory for all of the following together; the index comes on top; 0: a quarter of what the cgroup, or the machine, has",
+        high=MAX_BYTES,
     )
+    pool: int = _option(0, parse_size, "host memory for window states; 0: 36 % of --memory", high=MAX_BYTES)
+    pool_ttl: float = _option(600.0, parse_time, "how long an unused state stays in the pool", low=1)
+    handoff: int = _option(0, parse_size, "host memory for handoffs; 0: 4 % of --memory", high=MAX_BYTES)
     handoff_ttl: float = _option(60.0, parse_time, "how long a handoff waits to be taken", low=1)
     take: float = _option(
         600.0, parse_time, "how long a handoff that was taken may stay unconfirmed, decoding included", low=1
     )
     staging: int = _option(
-        0, parse_size, "host memory for bytes on their way to disk; 0: a fortieth of memory", high=MAX_BYTES
+        0, parse_size, "host memory for bytes on their way to disk; 0: 8 % of --memory", high=MAX_BYTES
     )
     arenas: int = _option(
         0,
         parse_size,
-        "host memory that clients on this machine write to; 0: a fortieth of memory",
+        "host memory that clients on this machine write to; 0: 8 % of --memory",
         high=MAX_BYTES,
     )
     cache: int = _option(
         0,
         parse_size,
-        "host memory for recent blocks, which clients may map; 0: a tenth of memory",
+        "host memory for recent blocks, which clients may map; 0: 40 % of --memory",
         high=MAX_BYTES,
     )
     retention: float = _option(72 * 3600.0, parse_time, "how long a block lives since its last use", low=1)
@@ -169,31 +177,67 @@ class ServiceConfig:
         high=MAX_BYTES,
     )
     metrics: str = _option("", parse_text, "HOST:PORT for the Prometheus page; empty: none")
+    listen: str = _option(
+        "",
+        parse_text,
+        "HOST:PORT for clients on other machines, with TLS and a token; port 0: any; empty: none",
+    )
+    tls_cert: str = _option("", parse_text, "PEM file of the certificate for --listen, with its chain")
+    tls_key: str = _option("", parse_text, "PEM file of the certificate's key")
+    token_file: str = _option(
+        "", parse_text, "file of the tokens that clients on other machines may show, one a line"
+    )
+    unsafe_plaintext_tcp: bool = _option(
+        False, parse_flag, "listen without TLS: whoever is on the way reads prompts and tokens"
+    )
+    unsafe_no_token: bool = _option(
+        False, parse_flag, "listen without tokens: whoever reaches the port reads and writes"
+    )
 
     @property
     def states_share_bytes(self) -> int:
         """What states and rows may take of the disk budget."""
         return int(self.states_share * self.disk)
 
+    @cached_property
+    def available(self) -> Available:
+        return available()
+
+    @cached_property
+    def parts(self) -> Parts:
+        """What each part of memory has. ConfigError where that is more than the budget, or than there is."""
+        given = {name: getattr(self, name) for name in ("pool", "handoff", "cache", "arenas", "staging")}
+        return share_out(self.memory, given, self.available)
+
     @property
     def pool_bytes(self) -> int:
-        return self.pool or _memory_bytes() // 10
+        return self.parts.pool
 
     @property
     def handoff_bytes(self) -> int:
-        return self.handoff or _memory_bytes() // 100
+        return self.parts.handoff
 
     @property
     def staging_bytes(self) -> int:
-        return self.staging or _memory_bytes() // 40
+        return self.parts.staging
 
     @property
     def arenas_bytes(self) -> int:
-        return self.arenas or _memory_bytes() // 40
+        return self.parts.arenas
 
     @property
     def cache_bytes(self) -> int:
-        return self.cache or _memory_bytes() // 10
+        return self.parts.cache
+
+    def memory_text(self) -> str:
+        """For people: what each part of memory has, and why."""
+        parts = self.parts
+        return (
+            f"memory {rounded(parts.memory)} of {rounded(self.available.bytes)} ({self.available.because}): "
+            f"pool {rounded(parts.pool)}, handoffs {rounded(parts.handoff)}, block cache {rounded(parts.cache)}, "
+            f"arenas {rounded(parts.arenas)}, staging {rounded(parts.staging)}, fetches {rounded(parts.fetch)}; "
+            "block cache and arenas are memfds: shmem of this cgroup, and nothing in /dev/shm"
+        )
 
 
 _KINDS: dict[Callable[..., Any], str] = {
@@ -202,6 +246,7 @@ _KINDS: dict[Callable[..., Any], str] = {
     parse_count: "COUNT",
     parse_fraction: "SHARE",
     parse_text: "TEXT",
+    parse_flag: "FLAG",
 }
 _TEXTS: dict[Callable[..., Any], Callable[[Any], str]] = {
     parse_size: size_text,
@@ -209,12 +254,13 @@ _TEXTS: dict[Callable[..., Any], Callable[[Any], str]] = {
     parse_count: str,
     parse_fraction: str,
     parse_text: str,
+    parse_flag: str,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`kind` is SIZE (64GiB), TIME (72h), COUNT, SHARE (0 to 1) or TEXT; `default` is its text, empty for none."""
+    """`kind` is SIZE (64GiB), TIME (72h), COUNT, SHARE (0 to 1), TEXT or FLAG (yes or no); `default` is its text, empty for none."""
 
     name: str
     kind: str

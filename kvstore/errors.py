@@ -71,6 +71,12 @@ class UnknownSession(KvstoreError):
     code = "UNKNOWN_SESSION"
 
 
+class Unauthenticated(KvstoreError):
+    """The call came over TCP without a token that the service knows."""
+
+    code = "UNAUTHENTICATED"
+
+
 class GeometryMismatch(KvstoreError):
     """The namespace was opened with another geometry or identity."""
 
@@ -156,6 +162,7 @@ ALL_ERRORS: dict[str, type[KvstoreError]] = {
         UnknownReservation,
         UnknownTicket,
         UnknownSession,
+        Unauthenticated,
         GeometryMismatch,
         ParentMissing,
         DamagedBytes,

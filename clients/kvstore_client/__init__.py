@@ -5,6 +5,7 @@ from kvstore_client.flight import Flight
 from kvstore_client.handoff import HandoffTake
 from kvstore_client.lease import Lease
 from kvstore_client.mapped import MappedItem
+from kvstore_client.prompt import PromptKeys
 from kvstore_client.reservation import Reservation
 from kvstore_client.values import (
     Alternative,
@@ -41,6 +42,7 @@ __all__ = [
     "MappedItem",
     "OpenedNamespace",
     "Plan",
+    "PromptKeys",
     "Reservation",
     "ReserveItem",
     "ReserveOutcome",

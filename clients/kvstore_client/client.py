@@ -30,6 +30,7 @@ from kvstore_client.messages import (
     to_reserve_item,
 )
 from kvstore_client.profiles import Profiles
+from kvstore_client.prompt import PromptKeys
 from kvstore_client.reservation import Reservation
 from kvstore_client.values import (
     Cleared,
@@ -158,6 +159,10 @@ class CacheClient:
         self._profiles.learn(opened.digest, identity.profile)
         return opened
 
+    def prompt(self, namespace: OpenedNamespace) -> PromptKeys:
+        """Keys of a prompt of this namespace that is to grow: extend it each turn, and look up its `keys`."""
+        return PromptKeys(namespace)
+
     def lookup(
         self,
         namespace: bytes,
@@ -170,7 +175,8 @@ class CacheClient:
         announce: bool = False,
         wait_seconds: float = 0.0,
     ) -> Lookup:
-        """How to resume a prompt of `prompt_tokens` tokens whose whole blocks have `keys`. One call whatever the length.
+        """How to resume a prompt of `prompt_tokens` tokens whose whole blocks have `keys`, which are sent as they are where
+        they come from a PromptKeys (see `prompt`). One call whatever the length.
         With `lease`, what the plan reads is protected; without, the answer promises nothing.
 
         `exactness` BOUNDED lets approximate bytes and a replay of the last window do too; None: as the model was trained.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.errors import InvalidArgument, KvstoreError
+from kvstore.prefix.joined import JoinedKeys
 from kvstore.types import KEY_BYTES, Exactness, StateSource
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.values import Alternative, Costs, Coverage, OpenedNamespace, Plan, ReserveItem, SaveStates
@@ -25,6 +26,8 @@ def count(name: str, value: int, *, most: int = COUNT_MAX) -> int:
 def joined_keys(keys: Sequence[bytes]) -> bytes:
     """The keys one after another; InvalidArgument naming the first that has another length, since the service could
     not tell where it begins."""
+    if isinstance(keys, JoinedKeys):
+        return keys.joined
     joined = b"".join(keys)
     if len(joined) != len(keys) * KEY_BYTES or any(len(key) != KEY_BYTES for key in keys):
         index = next(i for i, key in enumerate(keys) if len(key) != KEY_BYTES)

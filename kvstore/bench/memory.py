@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvstore.bench.pairs import Pair, spread
-from kvstore.bench.serving import opened, serving
+from kvstore.bench.serving import Chain, opened, options_for, serving
 from kvstore.errors import KvstoreError
 from kvstore.profile.registry import get_profile
-from kvstore.types import ItemKind
-from kvstore_client import CacheClient, Costs, Deadlines, Lookup, MappedItem, OpenedNamespace, ReserveItem
+from kvstore_client import CacheClient, Deadlines, Lookup, MappedItem
 
 PROFILE = "deepseek-v4-flash"
 DESCRIPTORS_BAR = 10.0
 """Milliseconds from the call until all items of the size are listed."""
 RATIO_BAR = 1.3
 """Seconds of copies that were verified, for each second of plain ones."""
-COMMIT_BLOCKS = 32
 TURN_BLOCKS = 8
 """Copied in one way before the other has its turn: a millisecond."""
 
 MEGABYTE = 1e6
-_MIB = 1 << 20
-_EAGER = Costs(seconds_per_layer_token=1.0)
-"""A price of computing at which every plan restores all that it can."""
 
 
 @dataclass(slots=True)
@@ -56,23 +49,12 @@ def measure(
     profile = get_profile(PROFILE)
     found = Readings(size // profile.block_bytes, profile.block_bytes)
     with (
-        serving(
-            directory,
-            {
-                # For all blocks and half as many again.
-                "--disk": size * 2 + (1 << 30),
-                "--cache": size * 3 // 2,
-                "--pool": 16 * _MIB,
-                "--handoff": 16 * _MIB,
-                "--staging": 256 * _MIB,
-                "--lease": "1h",
-            },
-        ),
+        serving(directory, options_for(size)),
         CacheClient(
             directory / "s", owner="bench", deadlines=Deadlines(pause_first=0, pause_most=0, fetch=120.0)
         ) as client,
     ):
-        chain = _Chain(opened(client, profile, check), found.blocks, seed)
+        chain = Chain(opened(client, profile, check), found.blocks, seed)
         tell(f"storing {found.blocks:,} blocks, {size >> 20} MiB (seed {seed})")
         chain.store(client, check)
         with chain.leased(client) as looked_up:
@@ -82,7 +64,7 @@ def measure(
             for number in range(1, pairs + 1):
                 pair = copier.pair()
                 found.copies.append(pair)
-                found.descriptors.append(chain.map_seconds(client) * 1000)
+                found.descriptors.append(_map_seconds(chain, client) * 1000)
                 tell(
                     f"{number} of {pairs}: {found.descriptors[-1]:.2f} ms, verified {pair.ours / MEGABYTE:,.0f} MB/s, "
                     f"plain {pair.theirs / MEGABYTE:,.0f}, ratio {_ratio(pair):.3f}"
@@ -131,58 +113,14 @@ def _ratio(pair: Pair) -> float:
 # ---- blocks ---------------------------------------------------------------------------------------------------------
 
 
-class _Chain:
-    """Blocks of random bytes, one after another."""
-
-    def __init__(self, namespace: OpenedNamespace, blocks: int, seed: int) -> None:
-        self._namespace = namespace
-        self._chance = random.Random(seed)
-        self._keys = [self._chance.randbytes(32) for _ in range(blocks)]
-
-    def store(self, client: CacheClient, check: Callable[[], None]) -> None:
-        space = self._namespace
-        for first in range(0, len(self._keys), COMMIT_BLOCKS):
-            check()
-            items = [
-                ReserveItem(
-                    kind=ItemKind.BLOCK,
-                    key=key,
-                    parent=self._keys[number - 1] if number else space.digest,
-                    position=(number + 1) * space.block_tokens,
-                    length=space.block_bytes,
-                )
-                for number, key in enumerate(self._keys[first : first + COMMIT_BLOCKS], first)
-            ]
-            with client.reserve(space.digest, items) as reservation:
-                reservation.write(
-                    {number: self._chance.randbytes(space.block_bytes) for number in reservation.granted}
-                )
-                reservation.commit()
-
-    @contextmanager
-    def leased(self, client: CacheClient) -> Iterator[Lookup]:
-        """All blocks under a lease of their own."""
-        space = self._namespace
-        tokens = len(self._keys) * space.block_tokens
-        found = client.lookup(space.digest, self._keys, prompt_tokens=tokens + 1, costs=_EAGER)
-        if found.lease is None or found.plan.compute_from != tokens:
-            raise KvstoreError(
-                "not all that was stored is held",
-                field="tokens",
-                value=found.plan.compute_from,
-                allowed=f"{tokens}",
-            )
-        with found.lease:
-            yield found
-
-    def map_seconds(self, client: CacheClient) -> float:
-        """How long a Map of all blocks under a new lease takes."""
-        with self.leased(client) as looked_up:
-            begin = time.perf_counter()
-            items = list(_map(client, looked_up, len(self._keys)))
-            seconds = time.perf_counter() - begin
-            _shared(items)
-        return seconds
+def _map_seconds(chain: Chain, client: CacheClient) -> float:
+    """How long a Map of all blocks under a new lease takes."""
+    with chain.leased(client) as looked_up:
+        begin = time.perf_counter()
+        items = list(_map(client, looked_up, len(chain.keys)))
+        seconds = time.perf_counter() - begin
+        _shared(items)
+    return seconds
 
 
 def _map(client: CacheClient, looked_up: Lookup, blocks: int) -> Iterator[MappedItem]:

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from kvstore.bench import restart
-from kvstore.cli import bench_memory, bench_speed
+from kvstore.cli import bench_lookup, bench_memory, bench_speed, bench_stream
 from kvstore.cli.output import add_json_flag, check_json_target, emit, table
 from kvstore.cli.stopping import Check, stoppable
 from kvstore.errors import InvalidArgument
@@ -31,6 +31,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     start.set_defaults(run=run_restart)
     bench_speed.register(actions, add_place_flags)
     bench_memory.register(actions, add_place_flags)
+    bench_lookup.register(actions, add_place_flags)
+    bench_stream.register(actions, add_place_flags)
 
 
 def add_place_flags(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from kvstore.config import load_service_config, options
 
@@ -18,11 +19,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--config", metavar="FILE", default=None, help="TOML file with any of the options below"
     )
     for option in options():
+        # A flag needs no value on the command line.
+        bare: dict[str, Any] = {"nargs": "?", "const": "yes"} if option.kind == "FLAG" else {}
         parser.add_argument(
             f"--{option.name.replace('_', '-')}",
             dest=option.name,
             metavar=option.kind,
             default=None,
+            **bare,
             help=option.about + (f" (default {option.default})" if option.default else ""),
         )
     parser.set_defaults(run=run)

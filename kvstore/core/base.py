@@ -22,10 +22,12 @@ class Limits:
     leases: int = 10_000
     leases_per_session: int = 4_096
     leased_blocks: int = 1 << 25
+    leased_blocks_per_session: int = 1 << 23
     reservations: int = 10_000
     reservations_per_session: int = 1_024
     reserved_items: int = 65_536
     reserved_items_in_all: int = 1 << 20
+    reserved_items_per_session: int = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from kvstore.core import leaving, lookup, recovery, writing
+from kvstore.core import ending, leaving, lookup, recovery, writing
 from kvstore.core.audit import check_integrity, statistics
 from kvstore.core.base import (
     Cleared,
@@ -27,6 +28,8 @@ from kvstore.core.base import (
 from kvstore.core.leases import Lease
 from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo, StatesShare
+from kvstore.core.reservations import returned
+from kvstore.core.steps import Steps, collected, whole
 from kvstore.errors import PolicyTooLarge
 from kvstore.plan.base import Costs
 from kvstore.policy.window import DEFAULT_POLICY, WindowPolicy
@@ -244,6 +247,19 @@ class Core:
         may claim what is held as BOUNDED and not leased. Raises, with nothing claimed: UnknownNamespace, InvalidArgument,
         GeometryMismatch (length), LimitExceeded.
         """
+        return whole(self.reserving(session, namespace, items, now_mono=now_mono, now_wall=now_wall))
+
+    def reserving(
+        self,
+        session: str,
+        namespace: bytes,
+        items: Sequence[ReserveItem],
+        *,
+        now_mono: float,
+        now_wall: float,
+    ) -> Steps[None, ReserveResult]:
+        """As `reserve`, in steps. What a step has claimed is another's IN_FLIGHT at once; where a later one raises, all is
+        given back. UnknownReservation where it ends between two steps, with its session or by a clear."""
         return writing.reserve(self._live, session, namespace, items, now_mono=now_mono, now_wall=now_wall)
 
     def commit_list(self, reservation_id: int, session: str) -> Sequence[Granted]:
@@ -272,35 +288,54 @@ class Core:
         Granted items that `results` lacks are given back. An item whose parent was lost meanwhile, and everything if
         the namespace was cleared meanwhile, does not become visible: its place is to be discarded.
         """
+        return whole(self.committing(reservation_id, session, results, now_mono=now_mono, now_wall=now_wall))
+
+    def committing(
+        self,
+        reservation_id: int,
+        session: str,
+        results: Mapping[ItemId, Written],
+        *,
+        now_mono: float,
+        now_wall: float,
+    ) -> Steps[None, CommitReport]:
+        """As `committed`, in steps: each makes some more visible. To be run to its end; nothing may be relocated meanwhile."""
         found = self._live.reservations.get(reservation_id, session)
         return writing.commit(self._live, found, results, now_mono=now_mono, now_wall=now_wall)
 
-    def abort(self, reservation_id: int, session: str) -> list[GivenBack]:
+    def abort(self, reservation_id: int, session: str) -> Sequence[GivenBack]:
         """Give its keys back. Empty when it has ended already or is another session's."""
         found = self._live.reservations.find(reservation_id)
         if found is None or found.session != session:
             return []
         self._live.reservations.end(found)
-        return found.given_back()
+        return returned([found])
 
     # ---- ends -----------------------------------------------------------------------------------------------
 
     def end_session(self, session: str, now_mono: float) -> Ended:
         """Its leases end, and its reservations but for those that are being written."""
-        leases = self._live.leases.pop_session(session)
-        self._live.end_leases(leases, now_mono)
-        ended = self._live.reservations.end_session(session)
-        return Ended(len(leases), len(ended), [back for each in ended for back in each.given_back()])
+        return whole(self.ending(session, now_mono))
+
+    def ending(self, session: str, now_mono: float) -> Steps[None, Ended]:
+        """As `end_session`, in steps. The session is given nothing more meanwhile."""
+        return ending.end_session(self._live, session, now_mono)
 
     def expire_leases(self, now_mono: float) -> int:
         """End those past their deadline; how many."""
-        ended = self._live.leases.pop_due(now_mono)
-        self._live.end_leases(ended, now_mono)
-        return len(ended)
+        return whole(self.expiring_leases(now_mono))
 
-    def expire_reservations(self, now_mono: float) -> list[GivenBack]:
+    def expiring_leases(self, now_mono: float) -> Steps[None, int]:
+        """As `expire_leases`, in steps."""
+        return ending.expire_leases(self._live, now_mono)
+
+    def expire_reservations(self, now_mono: float) -> Sequence[GivenBack]:
         """End those past their deadline that are not being written."""
-        return [back for each in self._live.reservations.end_due(now_mono) for back in each.given_back()]
+        return returned(self._live.reservations.end_due(now_mono))
+
+    def forgetting_claims(self) -> Steps[None, None]:
+        """Let go of the memory of items whose reservations have ended."""
+        return self._live.reservations.sweeping()
 
     # ---- leaving --------------------------------------------------------------------------------------------
 
@@ -308,10 +343,18 @@ class Core:
         """Take out about `need_bytes` of payload, or all that may go: with `prefer_states` first states, least recently
         used first, then blocks: the oldest that have no children and that no lease or reservation holds, each block's
         states and rows before it. A block that leaves before its retention is over counts as a retention shortfall."""
+        return collected(self.eviction(need_bytes, prefer_states=prefer_states, now_wall=now_wall))[0]
+
+    def eviction(self, need_bytes: int, *, prefer_states: bool, now_wall: float) -> Steps[list[Gone], None]:
+        """As `plan_eviction`, in steps."""
         return leaving.evict(self._live, need_bytes, prefer_states=prefer_states, now_wall=now_wall)
 
     def states_over_share(self, limit_bytes: int) -> list[Gone]:
         """Take out unleased states on SSD, least recently used first, until they are at most `limit_bytes`."""
+        return collected(self.keeping_share(limit_bytes))[0]
+
+    def keeping_share(self, limit_bytes: int) -> Steps[list[Gone], None]:
+        """As `states_over_share`, in steps."""
         return leaving.states_over_share(self._live, limit_bytes)
 
     def expire_blocks(self, now_wall: float, *, limit: int = 10_000) -> list[Gone]:
@@ -335,31 +378,62 @@ class Core:
     def relocate(self, segment_id: int, moved: Mapping[Place, Place]) -> Relocated:
         """A segment was cleaned: `moved` says where each of its records went. What the index still has there is lost.
         Places of appends must have been given to `committed` before a clean that may have moved them is reported."""
+        return whole(self.relocation(segment_id, moved))
+
+    def relocation(self, segment_id: int, moved: Mapping[Place, Place]) -> Steps[None, Relocated]:
+        """As `relocate`, in steps: until the last one some items are still said to lie where they were. Nothing may be
+        committed meanwhile."""
         return leaving.relocate(self._live, segment_id, moved)
 
-    def clear(self, namespace: bytes | None = None) -> tuple[Cleared, list[GivenBack]]:
+    def clear(self, namespace: bytes | None = None) -> tuple[Cleared, Sequence[GivenBack]]:
         """Everything of one namespace, or of all, leaves at once, in both tiers, leased or not. Reservations end; what
         is being written will not become visible. The namespaces stay known."""
+        gone, (blocks, states) = collected(self.clearing(namespace))
+        return Cleared(blocks, states, gone), self.void_reservations(namespace)
+
+    def void_reservations(self, namespace: bytes | None) -> Sequence[GivenBack]:
+        """The last part of a clear: reservations end, and what is being written will not become visible."""
         live = self._live
         infos = live.namespaces.all() if namespace is None else [live.namespaces.get(namespace)]
-        ended = [each for info in infos for each in live.reservations.void(info.digest)]
-        return leaving.clear(live, infos), [back for each in ended for back in each.given_back()]
+        return returned([each for info in infos for each in live.reservations.void(info.digest)])
+
+    def clearing(self, namespace: bytes | None) -> Steps[list[Gone], tuple[int, int]]:
+        """The first part of a clear, in steps: tails go first, so that what is left is whole at each of them. How many blocks and
+        states left. Nothing may be committed or relocated meanwhile."""
+        live = self._live
+        infos = live.namespaces.all() if namespace is None else [live.namespaces.get(namespace)]
+        return leaving.clear(live, infos)
 
     def drop_states(self, namespace: bytes | None = None, tier: Tier | None = None) -> Dropped:
         """States of one namespace or of all leave one tier or both, but for those that are leased."""
+        gone, dropped = collected(self.dropping(namespace, tier))
+        return replace(dropped, gone=gone)
+
+    def dropping(self, namespace: bytes | None, tier: Tier | None) -> Steps[list[Gone], Dropped]:
+        """As `drop_states`, in steps, which tell what left the SSD: the result's `gone` is empty."""
         info = None if namespace is None else self._live.namespaces.get(namespace)
         return leaving.drop_states(self._live, info, tier)
 
     # ---- seen from outside ----------------------------------------------------------------------------------
 
-    def take_uses(self) -> Iterator[tuple[Place, float]]:
+    def take_uses(self, limit: int | None = None) -> Iterator[tuple[Place, float]]:
         """Place and last use (wall seconds, rounded up to a whole hour) of what was used since the last call and is not
-        persisted for that hour yet. Iterate it to the end, before any other call."""
-        return self._live.take_uses()
+        persisted for that hour yet; of the first `limit` uses only. Iterate it to the end, before any other call."""
+        return self._live.take_uses(limit)
+
+    @property
+    def uses_waiting(self) -> int:
+        """No more than so many are there for `take_uses`."""
+        return self._live.uses_waiting
 
     def items_in_segments(self) -> dict[int, int]:
         """How many items of the index lie in each segment."""
         return self._live.segments.counts()
+
+    @property
+    def open_work(self) -> int:
+        """Leases and reservations that are open."""
+        return len(self._live.leases) + len(self._live.reservations)
 
     def statistics(self) -> CoreStatistics:
         return statistics(self._live)

@@ -23,10 +23,10 @@ class Deadlines:
             self._heap = [(deadline, each) for each, deadline in self._current.items()]
             heapq.heapify(self._heap)
 
-    def due(self, now: float) -> list[int]:
-        """Numbers whose deadline is not after `now`, earliest first; they are discarded."""
-        found = []
-        while self._heap and self._heap[0][0] <= now:
+    def due(self, now: float, *, limit: int | None = None) -> list[int]:
+        """Numbers whose deadline is not after `now`, earliest first, `limit` of them at most; they are discarded."""
+        found: list[int] = []
+        while self._heap and self._heap[0][0] <= now and len(found) != limit:
             deadline, number = heapq.heappop(self._heap)
             if self._current.get(number) == deadline:
                 del self._current[number]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.keytable import SHARDS, KeyTable, SlotNumbers
+from kvstore.core.keytable import SHARDS, KeyTable, SlotNumbers, shards_of
 from kvstore.errors import InvalidArgument
 from kvstore.store.base import Place
 from kvstore.types import KEY_BYTES, BlockKey, Checks, Lineage
@@ -28,7 +28,14 @@ LIVE = 32
 HAS_ROWS = 64
 ROWS_OVERLAP = 128
 
+MANY_SLOTS = 200
+"""From here on columns are faster than a loop."""
+
 _MANY = -2
+_PART_BLOCKS = 8192
+_TABLES_ASKED = 64
+_BRANCH_BYTES = 320
+"""Of the set of a block's children, where they are few."""
 _U32 = 2**32 - 1
 
 
@@ -75,6 +82,8 @@ class BlockIndex:
         self._branches: dict[int, set[int]] = {}
         self._numbers = SlotNumbers()
         self._tables: dict[int, KeyTable] = {}
+        self._sizes: dict[int, int] = {}
+        """Of tables, those that were asked longest ago first."""
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -108,17 +117,21 @@ class BlockIndex:
 
     def chain(self, slot: int) -> array[int]:
         """Slots from the first block to `slot`."""
-        number, parent = self.number[slot], self.parent
-        slots = array("i", bytes(4 * (number + 1)))
-        for place in range(number, -1, -1):
-            slots[place] = slot
-            slot = parent[slot]
-        return slots
+        slots = [slot]
+        # The list grows by what it is read for: each block's parent is looked up in its turn, without a step in Python.
+        slots.extend(islice(map(self.parent.__getitem__, slots), self.number[slot]))
+        slots.reverse()
+        return array("i", slots)
 
-    def is_chain_of(self, slots: array[int], keys: list[bytes]) -> bool:
-        """Whether the blocks in `slots` have exactly these keys, in order."""
-        known = self._keys
-        return [known[slot] for slot in slots] == keys
+    def is_chain_of(self, slots: array[int], keys: bytes) -> bool:
+        """Whether the blocks in `slots` have exactly these keys, in order; `keys` are joined."""
+        return b"".join(map(self._keys.__getitem__, slots)) == keys
+
+    def marks(self, slots: array[int]) -> bytes:
+        """The flags of each of `slots`."""
+        if len(slots) < MANY_SLOTS:
+            return bytes(map(self.flags.__getitem__, slots))
+        return np.frombuffer(self.flags, np.uint8)[np.frombuffer(slots, np.int32)].tobytes()
 
     def descendants(self, slot: int) -> list[int]:
         """`slot` and all below it, each after its parent."""
@@ -131,12 +144,35 @@ class BlockIndex:
         """All slots in use, ascending."""
         return (slot for slot, flags in enumerate(self.flags) if flags & LIVE)
 
-    def slots_of(self, space: int) -> list[int]:
-        """All slots of a namespace, children before parents."""
-        table = self._tables.get(space)
-        if table is None:
-            return []
-        return sorted((slot for _, slot in table.items()), key=self.number.__getitem__, reverse=True)
+    def tails_first(self, space: int) -> Iterator[list[int]]:
+        """All slots of a namespace, children before parents, some thousand at a time or all of one number. Each part is
+        looked for when it is its turn: blocks may leave meanwhile, and none may come."""
+        counts = np.bincount(self._numbers_of(space)) if len(self) else np.zeros(0, np.int64)
+        # From the last number down: as many numbers as have some thousand blocks together.
+        last = len(counts)
+        while last:
+            first = last - 1
+            found = int(counts[first])
+            while first and found + counts[first - 1] <= _PART_BLOCKS:
+                first -= 1
+                found += int(counts[first])
+            if found:
+                yield self._slots_of(space, first, last)
+            last = first
+
+    def _numbers_of(self, space: int) -> NDArray[np.int32]:
+        return np.frombuffer(self.number, np.int32)[self._living(space)]
+
+    def _slots_of(self, space: int, first: int, last: int) -> list[int]:
+        """Those with numbers in [first, last), the highest first."""
+        numbers = np.frombuffer(self.number, np.int32)
+        slots = np.flatnonzero(self._living(space) & (numbers >= first) & (numbers < last))
+        found: list[int] = slots[np.argsort(-numbers[slots], kind="stable")].tolist()
+        return found
+
+    def _living(self, space: int) -> NDArray[np.bool_]:
+        live = np.frombuffer(self.flags, np.uint8) & np.uint8(LIVE) != 0
+        return np.asarray(live & (np.frombuffer(self.space, np.uint16) == space))
 
     def count(self, space: int) -> int:
         table = self._tables.get(space)
@@ -184,7 +220,7 @@ class BlockIndex:
         """Insert blocks, one at least, into an empty index at once; their slots, in the order given."""
         assert not len(self), "an index is filled once, before anything else"
         _check_places(blocks)
-        shards = np.array([hash(key) % SHARDS for key in _bytes_of(blocks.key)], np.uint16)
+        shards = shards_of(_bytes_of(blocks.key))
         group = blocks.space * np.uint32(SHARDS) + shards
         # Of sixteen bits each they are sorted in one pass.
         order = np.argsort(group.astype(np.min_scalar_type(group.max())), kind="stable")
@@ -243,11 +279,13 @@ class BlockIndex:
 
     def drop_space(self, space: int) -> None:
         """Forget a namespace in which nothing is left."""
+        self._sizes.pop(space, None)
         table = self._tables.pop(space, None)
         assert not table, "a namespace is emptied first"
 
     def memory_bytes(self) -> int:
-        """Bytes of all columns, tables and the objects that they refer to."""
+        """Bytes of all columns, tables and the objects that they refer to. Where there are many namespaces, what their tables
+        take is as it was some calls ago."""
         columns = (
             self.parent,
             self.number,
@@ -262,9 +300,21 @@ class BlockIndex:
             self._keys,
             self._branches,
         )
-        branches = sum(sys.getsizeof(children) + 32 * len(children) for children in self._branches.values())
-        tables = self._numbers.memory_bytes() + sum(table.memory_bytes() for table in self._tables.values())
+        branches = len(self._branches) * _BRANCH_BYTES
+        tables = self._numbers.memory_bytes() + self._table_bytes()
         return sum(map(sys.getsizeof, columns)) + branches + tables
+
+    def _table_bytes(self) -> int:
+        """Some tables are asked in turn, and those that were never asked."""
+        sizes = self._sizes
+        asked = [space for space in self._tables if space not in sizes][:_TABLES_ASKED]
+        for _ in range(min(_TABLES_ASKED - len(asked), len(sizes))):
+            asked.append(space := next(iter(sizes)))
+            del sizes[space]
+        for space in asked:
+            if (table := self._tables.get(space)) is not None:
+                sizes[space] = table.memory_bytes()
+        return sum(sizes.values())
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the laws above hold and the columns agree with one another."""

@@ -6,6 +6,9 @@ import sys
 from array import array
 from collections.abc import Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvstore.types import BlockKey
 
 SHARDS = 64
@@ -17,6 +20,12 @@ KEY_OBJECT_BYTES = 80
 def shard_of(key: bytes) -> int:
     """Python's own seeded hash: it places a key in this process and is never stored. Keys chosen to collide do not."""
     return hash(key) % SHARDS
+
+
+def shards_of(keys: list[bytes]) -> NDArray[np.uint16]:
+    """`shard_of` each of them, without a step of the interpreter's for each."""
+    hashes = np.fromiter(map(hash, keys), np.int64, count=len(keys))
+    return (hashes % SHARDS).astype(np.uint16)
 
 
 class SlotNumbers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass
 
 from kvstore.core.deadlines import Deadlines
@@ -52,6 +53,7 @@ class LeaseTable:
         most: int,
         most_per_session: int,
         most_blocks: int,
+        most_blocks_per_session: int,
     ) -> None:
         self._holds = holds
         self._seconds = seconds
@@ -59,10 +61,13 @@ class LeaseTable:
         self._most = most
         self._most_per_session = most_per_session
         self._most_blocks = most_blocks
+        self._most_blocks_per_session = most_blocks_per_session
         self._leases: dict[int, Lease] = {}
         self._sessions: dict[str, set[int]] = {}
         self._deadlines = Deadlines()
-        self._blocks = 0
+        self._blocks: Counter[str] = Counter()
+        """Covered, by session."""
+        self._all_blocks = 0
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -77,7 +82,12 @@ class LeaseTable:
         for field, value, most in (
             ("leases", len(self._leases) + 1, self._most),
             ("leases_per_session", mine + 1, self._most_per_session),
-            ("leased_blocks", self._blocks + blocks, self._most_blocks),
+            ("leased_blocks", self._all_blocks + blocks, self._most_blocks),
+            (
+                "leased_blocks_per_session",
+                self._blocks[session] + blocks,
+                self._most_blocks_per_session,
+            ),
         ):
             if value > most:
                 raise LimitExceeded(
@@ -105,7 +115,8 @@ class LeaseTable:
         self._sessions.setdefault(session, set()).add(lease_id)
         self._deadlines.set(lease_id, lease.deadline)
         self._holds.hold(slots[-1], lease_id)
-        self._blocks += lease.blocks
+        self._blocks[session] += lease.blocks
+        self._all_blocks += lease.blocks
         return lease
 
     def get(self, lease_id: int, session: str, now: float) -> Lease:
@@ -149,17 +160,17 @@ class LeaseTable:
         self._end(lease)
         return lease
 
-    def pop_session(self, session: str) -> list[Lease]:
-        ended = [self._leases[lease_id] for lease_id in sorted(self._sessions.get(session, ()))]
-        for lease in ended:
-            self._end(lease)
-        return ended
+    def of_session(self, session: str) -> list[int]:
+        """Numbers of its leases, the first one first."""
+        return sorted(self._sessions.get(session, ()))
 
-    def pop_due(self, now: float) -> list[Lease]:
-        ended = [self._leases[lease_id] for lease_id in self._deadlines.due(now)]
-        for lease in ended:
+    def pop_due(self, now: float) -> Lease | None:
+        """The first one that is past its deadline, if any is; it has ended."""
+        for lease_id in self._deadlines.due(now, limit=1):
+            lease = self._leases[lease_id]
             self._end(lease)
-        return ended
+            return lease
+        return None
 
     def block_removed(self, lease_id: int, number: int) -> None:
         """Block `number` of what the lease covers has left in spite of it, and nothing after it is there any more.
@@ -186,4 +197,7 @@ class LeaseTable:
         self._deadlines.discard(lease.lease_id)
         if lease.intact:
             self._holds.release(lease.slots[lease.intact - 1], lease.lease_id)
-        self._blocks -= lease.blocks
+        self._all_blocks -= lease.blocks
+        self._blocks[lease.session] -= lease.blocks
+        if not self._blocks[lease.session]:
+            del self._blocks[lease.session]

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from kvstore.core.base import Cleared, Dropped, Gone, Relocated
+from kvstore.core.base import Dropped, Gone, Relocated
 from kvstore.core.index import NO_SLOT
 from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo
 from kvstore.core.states import handle_of, slot_of
+from kvstore.core.steps import ITEMS_AT_ONCE, VISITS_AT_ONCE, Steps
 from kvstore.store.base import Place
 from kvstore.types import ItemKind, Tier
 
+BEGINS_MAX = 4
+"""How often a search for what may go begins anew, since others have changed what it had come to."""
 
-def evict(live: Live, need_bytes: int, *, prefer_states: bool, now_wall: float) -> list[Gone]:
-    """See Core.plan_eviction."""
-    left: list[Gone] = []
+
+def evict(live: Live, need_bytes: int, *, prefer_states: bool, now_wall: float) -> Steps[list[Gone], None]:
+    """See Core.eviction. A step ends with what it took out, or with nothing after many that may not go."""
     freed = 0
+    left: list[Gone] = []
     if prefer_states:
         while freed < need_bytes and (oldest := live.states.victim()) is not None:
             left.append(_evict_state(live, oldest))
             freed += left[-1].place.length
-    for slot in live.ranks.victims():
+            if len(left) >= ITEMS_AT_ONCE:
+                yield left
+                left = []
+    for slot in _victims(live):
+        if slot is None or len(left) >= ITEMS_AT_ONCE:
+            yield left
+            left = []
         if freed >= need_bytes:
             break
         # Older than its children by no route: what still has a child here, a held child keeps.
-        if live.index.is_childless(slot) and not live.holds.is_held(slot):
+        if slot is not None and live.index.is_childless(slot) and not live.holds.is_held(slot):
             early = live.index.used[slot] + live.retention_seconds > now_wall
             gone = live.remove_block(slot)
             live.totals["retention_shortfall_total" if early else "expired_blocks_total"] += 1
@@ -33,15 +43,38 @@ def evict(live: Live, need_bytes: int, *, prefer_states: bool, now_wall: float) 
             live.totals["evicted_states_total"] += len(gone) - 1
             freed += sum(each.place.length for each in gone)
             left += gone
-    return left
+    yield left
 
 
-def states_over_share(live: Live, limit_bytes: int) -> list[Gone]:
+def _victims(live: Live) -> Iterator[int | None]:
+    """Blocks, least recently used first; None after each VISITS_AT_ONCE, when others may have a turn. Where the next block
+    has been used or has left meanwhile, it begins anew, a few times at most."""
+    ranks, index = live.ranks, live.index
+    begins = 0
+    start = NO_SLOT
+    while begins < BEGINS_MAX:
+        for seen, slot in enumerate(ranks.victims(start)):
+            if seen == VISITS_AT_ONCE:
+                start, used = slot, index.used[slot]
+                yield None
+                if not index.is_live(start) or index.used[start] != used:
+                    start, begins = NO_SLOT, begins + 1
+                break
+            yield slot
+        else:
+            return
+
+
+def states_over_share(live: Live, limit_bytes: int) -> Steps[list[Gone], None]:
     """See Core.states_over_share."""
     left: list[Gone] = []
     while live.states.bytes > limit_bytes and (oldest := live.states.victim()) is not None:
         left.append(_evict_state(live, oldest))
-    return left
+        if len(left) >= ITEMS_AT_ONCE:
+            yield left
+            left = []
+    if left:
+        yield left
 
 
 def expire(live: Live, now_wall: float, limit: int) -> list[Gone]:
@@ -95,12 +128,14 @@ def forget_places(live: Live, places: Collection[Place]) -> list[Gone]:
     return gone
 
 
-def relocate(live: Live, segment_id: int, moved: Mapping[Place, Place]) -> Relocated:
-    """See Core.relocate."""
+def relocate(live: Live, segment_id: int, moved: Mapping[Place, Place]) -> Steps[None, Relocated]:
+    """See Core.relocation."""
     unused = dict(moved)
     count = 0
     lost: list[int] = []
-    for handle in live.segments.members(segment_id):
+    for number, handle in enumerate(live.segments.members(segment_id), 1):
+        if number % ITEMS_AT_ONCE == 0:
+            yield
         old = _lies_at(live, handle)
         if old is None or old.segment_id != segment_id:
             continue
@@ -116,7 +151,9 @@ def relocate(live: Live, segment_id: int, moved: Mapping[Place, Place]) -> Reloc
         live.segments.remove(segment_id)
         count += 1
     gone: list[Gone] = []
-    for handle in lost:
+    for number, handle in enumerate(lost, 1):
+        if number % ITEMS_AT_ONCE == 0:
+            yield
         old = _lies_at(live, handle)
         # One loss may have taken others with it: a block's descendants and their states.
         if old is not None and old.segment_id == segment_id:
@@ -125,29 +162,48 @@ def relocate(live: Live, segment_id: int, moved: Mapping[Place, Place]) -> Reloc
     return Relocated(count, gone, list(unused.values()))
 
 
-def clear(live: Live, infos: list[NamespaceInfo]) -> Cleared:
-    """See Core.clear."""
-    gone: list[Gone] = []
-    blocks = pooled = 0
+def clear(live: Live, infos: Iterable[NamespaceInfo]) -> Steps[list[Gone], tuple[int, int]]:
+    """See Core.clearing."""
+    blocks = states = 0
     for info in infos:
-        slots = live.index.slots_of(info.number)
-        blocks += len(slots)
-        pooled += live.pool.clear(info.digest)[0]
-        for slot in slots:
-            gone += live.remove_block(slot)
-    live.totals["cleared_blocks_total"] += blocks
-    return Cleared(blocks, len(gone) - blocks + pooled, gone)
+        states += live.pool.clear(info.digest)[0]
+        left: list[Gone] = []
+        for slots in live.index.tails_first(info.number):
+            for slot in slots:
+                # Its time may have been over meanwhile.
+                if live.index.is_live(slot):
+                    left += live.remove_block(slot)
+                    blocks += 1
+                    live.totals["cleared_blocks_total"] += 1
+                if len(left) >= ITEMS_AT_ONCE:
+                    states += _states_among(left)
+                    yield left
+                    left = []
+        states += _states_among(left)
+        yield left
+    return blocks, states
 
 
-def drop_states(live: Live, info: NamespaceInfo | None, tier: Tier | None) -> Dropped:
-    """See Core.drop_states."""
+def _states_among(gone: Sequence[Gone]) -> int:
+    return sum(each.item.kind is not ItemKind.BLOCK for each in gone)
+
+
+def drop_states(live: Live, info: NamespaceInfo | None, tier: Tier | None) -> Steps[list[Gone], Dropped]:
+    """See Core.dropping. The result's `gone` is left empty: that is what the steps tell."""
     dropped = kept = 0
     gone: list[Gone] = []
     kept_in = set()
     if tier in (None, Tier.POOL):
         dropped, kept = live.pool.clear(None if info is None else info.digest, spare_pinned=True)
+        live.totals["dropped_states_total"] += dropped
     if tier in (None, Tier.SSD):
-        for handle, entry in list(live.states.oldest()):
+        for count, handle in enumerate(live.states.handles(), 1):
+            if count % ITEMS_AT_ONCE == 0:
+                yield gone
+                gone = []
+            entry = live.states.get(handle)
+            if entry is None:
+                continue
             number = live.index.space[slot_of(handle)]
             if info is not None and number != info.number:
                 continue
@@ -156,8 +212,10 @@ def drop_states(live: Live, info: NamespaceInfo | None, tier: Tier | None) -> Dr
                 kept_in.add(live.namespaces.by_number(number).digest)
             else:
                 gone.append(live.remove_state(handle))
-    live.totals["dropped_states_total"] += dropped + len(gone)
-    return Dropped(dropped + len(gone), kept, gone, frozenset(kept_in))
+                dropped += 1
+                live.totals["dropped_states_total"] += 1
+    yield gone
+    return Dropped(dropped, kept, [], frozenset(kept_in))
 
 
 def _evict_state(live: Live, handle: int) -> Gone:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -15,6 +16,7 @@ from kvstore.core.holds import Holds
 from kvstore.core.index import (
     HAS_ROWS,
     HAS_STATE,
+    MANY_SLOTS,
     NO_SLOT,
     ROWS_OVERLAP,
     USE_NOTED,
@@ -68,6 +70,7 @@ class Live:
             most=limits.leases,
             most_per_session=limits.leases_per_session,
             most_blocks=limits.leased_blocks,
+            most_blocks_per_session=limits.leased_blocks_per_session,
         )
         self.reservations = ReservationTable(
             self.holds,
@@ -75,6 +78,7 @@ class Live:
             most=limits.reservations,
             most_per_session=limits.reservations_per_session,
             most_items=limits.reserved_items_in_all,
+            most_items_per_session=limits.reserved_items_per_session,
         )
         self._on_lease_end = on_lease_end
         self.totals: Counter[str] = Counter()
@@ -159,7 +163,8 @@ class Live:
     def remove_block(self, slot: int) -> list[Gone]:
         """Take out a childless block; its states, in both tiers, go first. What left the SSD, in that order."""
         info, number, key = self.info(slot), self.index.number[slot], self.index.key(slot)
-        left = [self.remove_state(handle) for handle in self.states_of(slot)]
+        has_states = self.index.flags[slot] & (HAS_STATE | HAS_ROWS)
+        left = [self.remove_state(handle) for handle in self.states_of(slot)] if has_states else []
         self.pool.remove(info.digest, key)
         place = self.place(slot)
         left.append(Gone(info.digest, ItemId(key, ItemKind.BLOCK), place))
@@ -194,6 +199,23 @@ class Live:
             slot = parent[slot]
         if path:
             self.ranks.on_touch(path, below=slot)
+
+    def touch_chain(self, slots: array[int], now: float) -> None:
+        """As `touch` of the last of `slots`, which are its whole chain, first block first."""
+        used, second = self.index.used, self.second(now)
+        # Uses do not increase along a chain.
+        first = bisect_left(slots, True, key=lambda slot: used[slot] < second)
+        if len(slots) - first < MANY_SLOTS:
+            self.touch(slots[-1], now)
+            return
+        path = np.frombuffer(slots, np.int32)[first:][::-1]
+        flags, uses = np.frombuffer(self.index.flags, np.uint8), np.frombuffer(used, np.uint32)
+        marks, last = flags[path], uses[path].astype(np.int64)
+        due = path[~_is(marks, USE_QUEUED) & (~_is(marks, USE_NOTED) | (-(-last // HOUR) * HOUR < second))]
+        flags[due] |= USE_QUEUED
+        self._uses.frombytes(due.tobytes())
+        uses[path] = second
+        self.ranks.on_touch_many(path, below=slots[first - 1] if first else NO_SLOT)
 
     # ---- states ---------------------------------------------------------------------------------------------
 
@@ -249,10 +271,14 @@ class Live:
 
     # ---- last uses ------------------------------------------------------------------------------------------
 
-    def take_uses(self) -> Iterator[tuple[Place, float]]:
-        """Place and last use of everything used since the last call, the use rounded up to a whole hour, so that further
-        uses within that hour need not be told."""
-        queued, self._uses = self._uses, array("i")
+    @property
+    def uses_waiting(self) -> int:
+        return len(self._uses)
+
+    def take_uses(self, limit: int | None = None) -> Iterator[tuple[Place, float]]:
+        """Place and last use of everything used since the last call, or of the first `limit` of that, the use rounded up to a
+        whole hour, so that further uses within that hour need not be told."""
+        queued, self._uses = self._uses[:limit], self._uses[len(self._uses) if limit is None else limit :]
         flags = self.index.flags
         for handle in queued:
             if handle >= 0 and flags[handle] & USE_QUEUED:
@@ -264,6 +290,10 @@ class Live:
                     entry.use_queued = False
                     entry.noted_until = hour_after(entry.used)
                     yield entry.place, float(entry.noted_until)
+
+
+def _is(marks: NDArray[np.uint8], flag: int) -> NDArray[np.bool_]:
+    return (marks & np.uint8(flag)) != 0
 
 
 def hour_after(second: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import compress
 
 from kvstore.core.base import FetchItem, LookupResult
-from kvstore.core.index import BOUNDED, HAS_ROWS, HAS_STATE, NO_SLOT, ROWS_OVERLAP
+from kvstore.core.index import BOUNDED, HAS_ROWS, HAS_STATE, NO_SLOT, ROWS_OVERLAP, BlockIndex
 from kvstore.core.leases import Lease
 from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo
@@ -17,6 +17,7 @@ from kvstore.errors import InvalidArgument, LimitExceeded
 from kvstore.plan.base import Costs, Coverage, RestorePlan
 from kvstore.plan.coverage import longest_restore, whole_blocks
 from kvstore.plan.planner import plan
+from kvstore.prefix.joined import JoinedKeys
 from kvstore.profile.layout import rows_edge, rows_needed
 from kvstore.types import KEY_BYTES, BlockKey, ItemId, ItemKind, Lineage, StateSource
 
@@ -26,6 +27,7 @@ WAIT_FOR_MAX = 256
 _IS_BOUNDED = bytes(bool(value & BOUNDED) for value in range(256))
 _HAS_STATE = bytes(bool(value & HAS_STATE) for value in range(256))
 _HAS_BARE_ROWS = bytes(value & (HAS_ROWS | ROWS_OVERLAP) == HAS_ROWS for value in range(256))
+_HAS_ANY = bytes(bool(value & (HAS_STATE | HAS_ROWS | ROWS_OVERLAP)) for value in range(256))
 _HAS_ROWS_AND_OVERLAP = bytes(bool(value & ROWS_OVERLAP) for value in range(256))
 
 _STATELESS = (StateSource.REPLAY, StateSource.NONE)
@@ -46,8 +48,7 @@ def lookup(
 ) -> LookupResult:
     """See Core.lookup."""
     info = live.namespaces.get(namespace)
-    keys = list(keys)
-    _check_prompt(live, info, keys, prompt_tokens)
+    keys = _checked(live, info, keys, prompt_tokens)
     held = _held_prefix(live, info, keys)
     slots = _unexpired(live, held, now_wall)
     found = _Found(live, info, keys=keys, held=held, slots=slots, prompt_tokens=prompt_tokens)
@@ -75,7 +76,7 @@ def lookup(
         now=now_mono,
         state_at=0 if chosen.state_source in _STATELESS else chosen.state_at,
     )
-    live.touch(slots[used - 1], now_wall)
+    live.touch_chain(granted.slots, now_wall)
     _protect_state(live, info, granted, keys, chosen, now_mono=now_mono, now_wall=now_wall)
     return LookupResult(chosen, granted.lease_id, coverage, costs)
 
@@ -157,7 +158,8 @@ def _ssd_item(live: Live, lease: Lease, number: int, kind: ItemKind, entry: Stat
     return FetchItem(item, live.position(slot), entry.lineage, entry.checks, place=entry.place)
 
 
-def _check_prompt(live: Live, info: NamespaceInfo, keys: list[bytes], prompt_tokens: int) -> None:
+def _checked(live: Live, info: NamespaceInfo, keys: Sequence[bytes], prompt_tokens: int) -> JoinedKeys:
+    """The keys of a prompt that may be looked up."""
     if not isinstance(prompt_tokens, int) or prompt_tokens < 0:
         raise InvalidArgument(
             "a prompt has a length", field="prompt_tokens", value=prompt_tokens, allowed=">= 0"
@@ -178,33 +180,29 @@ def _check_prompt(live: Live, info: NamespaceInfo, keys: list[bytes], prompt_tok
             value=len(keys),
             allowed=f"0 to {most}",
         )
+    if isinstance(keys, JoinedKeys):
+        return keys
     if not (set(map(type, keys)) <= {bytes} and set(map(len, keys)) <= {KEY_BYTES}):
         index = next(i for i, key in enumerate(keys) if not isinstance(key, bytes) or len(key) != KEY_BYTES)
         raise InvalidArgument(
             "not a block key", field=f"keys[{index}]", value=repr(keys[index]), allowed=f"{KEY_BYTES} bytes"
         )
+    return JoinedKeys(b"".join(keys))
 
 
-def _held_prefix(live: Live, info: NamespaceInfo, keys: list[bytes]) -> array[int]:
+def _held_prefix(live: Live, info: NamespaceInfo, keys: JoinedKeys) -> array[int]:
     """Slots of the longest run of held blocks from the start of the prompt.
 
     A block is held only with all before it, so the run's end is found by bisection, and the chain that leads to it is
     then compared with the keys. Keys that are no chain (a caller's mistake) fail that comparison and are walked.
     """
-    index, space = live.index, info.number
-    low, high, deepest = 0, len(keys), NO_SLOT
-    while low < high:
-        middle = (low + high + 1) // 2
-        slot = index.find(space, keys[middle - 1])
-        if slot == NO_SLOT:
-            high = middle - 1
-        else:
-            low, deepest = middle, slot
+    index, space, joined = live.index, info.number, keys.joined
+    low, deepest = _deepest_held(index, space, joined)
     if not low:
         return array("i")
     if index.number[deepest] == low - 1:
         slots = index.chain(deepest)
-        if index.is_chain_of(slots, keys[:low]):
+        if index.is_chain_of(slots, joined[: low * KEY_BYTES]):
             return slots
     slots, before = array("i"), NO_SLOT
     for key in keys:
@@ -214,6 +212,27 @@ def _held_prefix(live: Live, info: NamespaceInfo, keys: list[bytes]) -> array[in
         slots.append(slot)
         before = slot
     return slots
+
+
+def _deepest_held(index: BlockIndex, space: int, joined: bytes) -> tuple[int, int]:
+    """(Blocks up to one that is held, that one's slot), where the next one is not; (0, NO_SLOT) where the first is not."""
+    high = len(joined) // KEY_BYTES
+    first = index.find(space, joined[:KEY_BYTES])
+    if first == NO_SLOT:
+        return 0, NO_SLOT
+    # Nothing or all of it is what is held most often.
+    slot = index.find(space, joined[-KEY_BYTES:])
+    if slot != NO_SLOT and index.number[slot] == high - 1:
+        return high, slot
+    low, deepest = 1, first
+    while low < high:
+        middle = (low + high + 1) // 2
+        slot = index.find(space, joined[(middle - 1) * KEY_BYTES : middle * KEY_BYTES])
+        if slot == NO_SLOT:
+            high = middle - 1
+        else:
+            low, deepest = middle, slot
+    return low, deepest
 
 
 def _unexpired(live: Live, slots: array[int], now_wall: float) -> array[int]:
@@ -232,7 +251,7 @@ class _Found:
         live: Live,
         info: NamespaceInfo,
         *,
-        keys: list[bytes],
+        keys: JoinedKeys,
         held: array[int],
         slots: array[int],
         prompt_tokens: int,
@@ -243,15 +262,14 @@ class _Found:
         self._held = held
         self._slots = slots
         self._prompt_tokens = prompt_tokens
-        flags = live.index.flags
-        self._marks = bytes([flags[slot] for slot in slots])
+        self._marks = live.index.marks(slots)
+        self._on_ssd = 1 in self._marks.translate(_HAS_ANY)
 
     def coverage(self, now_mono: float) -> tuple[Coverage, Coverage]:
         """What is held of any lineage, and the EXACT part of it."""
         live, count = self._live, len(self._slots)
         size = self._info.figures.block_tokens
-        known = [BlockKey(key) for key in self._keys[:count]]
-        pooled = live.pool.held_along(self._info.digest, known, block_tokens=size, now=now_mono)
+        pooled = live.pool.held_along(self._info.digest, self._keys[:count], block_tokens=size, now=now_mono)
         everything = self._part(count, [number for number, _ in pooled], exact=False)
         bounded = self._marks.translate(_IS_BOUNDED).find(1)
         if (
@@ -267,14 +285,18 @@ class _Found:
     def _part(self, blocks: int, pooled: list[int], *, exact: bool) -> Coverage:
         """Of the first `blocks` blocks; `pooled` are the numbers of those whose state the pool has."""
         size = self._info.figures.block_tokens
+        in_pool = tuple([(number + 1) * size for number in pooled])
+        branch_at = self._branch_at(blocks)
+        if not self._on_ssd:
+            return Coverage(blocks, in_pool, branch_at=branch_at)
         edges = range(size, (blocks + 1) * size, size)
         return Coverage(
             blocks,
-            tuple((number + 1) * size for number in pooled),
+            in_pool,
             tuple(compress(edges, self._with(blocks, _HAS_STATE, ItemKind.STATE, exact=exact))),
             rows=self._rows(blocks, overlap=False, exact=exact),
             rows_overlap=self._rows(blocks, overlap=True, exact=exact),
-            branch_at=self._branch_at(blocks),
+            branch_at=branch_at,
         )
 
     def _rows(self, blocks: int, *, overlap: bool, exact: bool) -> tuple[int, ...]:
@@ -304,7 +326,8 @@ class _Found:
             # Nothing is held, all of it, or all whose keys are known.
             return 0
         own = self._held[blocks] if blocks < len(self._held) else NO_SLOT
-        goes_on = any(child != own for child in self._live.index.children(self._slots[blocks - 1]))
+        children = self._live.index.children(self._slots[blocks - 1])
+        goes_on = any(child != own for child in children) if children else False
         return blocks * self._info.figures.block_tokens if goes_on else 0
 
 
@@ -315,7 +338,7 @@ def _entry(live: Live, slot: int, kind: ItemKind) -> StateEntry:
 
 
 def _in_flight_elsewhere(
-    live: Live, info: NamespaceInfo, keys: list[bytes], first: int, session: str
+    live: Live, info: NamespaceInfo, keys: JoinedKeys, first: int, session: str
 ) -> tuple[int, ...]:
     """Indices of the blocks just past the coverage that other sessions are writing; the first WAIT_FOR_MAX of them."""
     found = []
@@ -331,7 +354,7 @@ def _protect_state(
     live: Live,
     info: NamespaceInfo,
     lease: Lease,
-    keys: list[bytes],
+    keys: JoinedKeys,
     chosen: RestorePlan,
     *,
     now_mono: float,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 from kvstore.core.base import GivenBack, Granted
 from kvstore.core.deadlines import Deadlines
 from kvstore.core.holds import Holds
+from kvstore.core.steps import ITEMS_AT_ONCE, Steps
 from kvstore.errors import LimitExceeded, UnknownReservation
 from kvstore.types import BlockKey, ItemId, NamespaceDigest
 
@@ -15,40 +18,79 @@ from kvstore.types import BlockKey, ItemId, NamespaceDigest
 @dataclass(slots=True, eq=False)
 class Reservation:
     """Items that one session may write. `builds_on`: keys of the blocks that they follow and that others hold or write;
-    `held_slots`: those of them that are in the index. `writing`: its bytes are on their way to the log, and its end is
+    `held_slots`: those of them that are in the index. `over`: it has ended. `writing`: its bytes are on their way to the log, and its end is
     the commit's to decide. `void`: its namespace was cleared meanwhile, so that nothing of it may become visible."""
 
     reservation_id: int
     session: str
     namespace: NamespaceDigest
-    granted: Sequence[Granted]
+    granted: list[Granted]
     born: float
     deadline: float
-    builds_on: frozenset[BlockKey]
+    builds_on: set[BlockKey] = field(default_factory=set)
     held_slots: set[int] = field(default_factory=set)
     writing: bool = False
     void: bool = False
+    over: bool = False
 
-    def given_back(self) -> list[GivenBack]:
-        return [GivenBack(self.namespace, each.item.item_id) for each in self.granted]
+
+class Returned(Sequence[GivenBack]):
+    """What ended reservations give back, made when it is asked for: nobody may want to know."""
+
+    def __init__(self, ended: Sequence[Reservation]) -> None:
+        self._ended = ended
+
+    def __len__(self) -> int:
+        return sum(len(each.granted) for each in self._ended)
+
+    def __iter__(self) -> Iterator[GivenBack]:
+        return (
+            GivenBack(ended.namespace, each.item.item_id) for ended in self._ended for each in ended.granted
+        )
+
+    @overload
+    def __getitem__(self, index: int) -> GivenBack: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[GivenBack]: ...
+
+    def __getitem__(self, index: int | slice) -> GivenBack | list[GivenBack]:
+        return list(self)[index]
+
+
+def returned(ended: Sequence[Reservation]) -> Sequence[GivenBack]:
+    return Returned(ended) if ended else []
 
 
 class ReservationTable:
-    """All reservations, by number, by session and by key. `now` is monotonic seconds."""
+    """All reservations, by number, by session and by key. `now` is monotonic seconds.
+
+    Ending one takes no longer for its items: they are marked as free with it, and swept out later.
+    """
 
     def __init__(
-        self, holds: Holds, *, seconds: float, most: int, most_per_session: int, most_items: int
+        self,
+        holds: Holds,
+        *,
+        seconds: float,
+        most: int,
+        most_per_session: int,
+        most_items: int,
+        most_items_per_session: int,
     ) -> None:
         self._holds = holds
         self._seconds = seconds
         self._most = most
         self._most_per_session = most_per_session
         self._most_items = most_items
+        self._most_items_per_session = most_items_per_session
         self._open: dict[int, Reservation] = {}
         self._sessions: dict[str, set[int]] = {}
         self._in_flight: dict[tuple[NamespaceDigest, ItemId], tuple[Reservation, Granted]] = {}
         self._builders: dict[tuple[NamespaceDigest, BlockKey], set[int]] = {}
         self._deadlines = Deadlines()
+        self._items = 0
+        self._unswept: deque[Reservation] = deque()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -59,15 +101,18 @@ class ReservationTable:
 
     @property
     def in_flight(self) -> int:
-        return len(self._in_flight)
+        return self._items
 
     def check_room(self, session: str, items: int) -> None:
         """Raise LimitExceeded unless one more of so many items may be made."""
-        mine = len(self._sessions.get(session, ()))
+        numbers = self._sessions.get(session, ())
+        mine = len(numbers)
+        own = sum(len(self._open[number].granted) for number in numbers)
         for name, value, most in (
             ("reservations", len(self._open) + 1, self._most),
             ("reservations_per_session", mine + 1, self._most_per_session),
             ("reserved_items_in_all", self.in_flight + items, self._most_items),
+            ("reserved_items_per_session", own + items, self._most_items_per_session),
         ):
             if value > most:
                 raise LimitExceeded(
@@ -79,47 +124,43 @@ class ReservationTable:
 
     def owner(self, namespace: NamespaceDigest, item: ItemId) -> Reservation | None:
         """The reservation that has the item."""
-        found = self._in_flight.get((namespace, item))
+        found = self.promise(namespace, item)
         return None if found is None else found[0]
 
     def promise(self, namespace: NamespaceDigest, item: ItemId) -> tuple[Reservation, Granted] | None:
         """The same, and what of it the item is. Takes no longer for a large reservation."""
-        return self._in_flight.get((namespace, item))
+        found = self._in_flight.get((namespace, item))
+        return None if found is None or found[0].over else found
 
     def find(self, reservation_id: int) -> Reservation | None:
         return self._open.get(reservation_id)
 
-    def grant(
-        self,
-        reservation_id: int,
-        session: str,
-        namespace: NamespaceDigest,
-        *,
-        granted: Sequence[Granted],
-        builds_on: Mapping[BlockKey, int | None],
-        now: float,
+    def begin(
+        self, reservation_id: int, session: str, namespace: NamespaceDigest, *, now: float
     ) -> Reservation:
-        """`builds_on`: slots of the blocks outside the reservation that its items follow, None where another reservation
-        is still writing it. They are not evicted while the reservation lives, once they are in the index."""
-        made = Reservation(
-            reservation_id,
-            session,
-            namespace,
-            granted,
-            now,
-            now + self._seconds,
-            builds_on=frozenset(builds_on),
-        )
+        """One of no items yet."""
+        made = Reservation(reservation_id, session, namespace, [], now, now + self._seconds)
         self._open[reservation_id] = made
         self._sessions.setdefault(session, set()).add(reservation_id)
+        self._deadlines.set(reservation_id, made.deadline)
+        return made
+
+    def grant(
+        self, made: Reservation, granted: Sequence[Granted], builds_on: Mapping[BlockKey, int | None]
+    ) -> None:
+        """More items for it, which nobody has. `builds_on`: slots of the blocks outside the reservation that they follow,
+        None where another reservation is still writing it. They are not evicted while the reservation lives, once they are
+        in the index."""
+        namespace = made.namespace
+        made.granted += granted
+        self._items += len(granted)
         for each in granted:
             self._in_flight[namespace, each.item.item_id] = made, each
         for key, slot in builds_on.items():
-            self._builders.setdefault((namespace, key), set()).add(reservation_id)
+            made.builds_on.add(key)
+            self._builders.setdefault((namespace, key), set()).add(made.reservation_id)
             if slot is not None:
                 self._hold(made, slot)
-        self._deadlines.set(reservation_id, made.deadline)
-        return made
 
     def get(self, reservation_id: int, session: str) -> Reservation:
         """Raise UnknownReservation, saying whether it is unknown or of another session."""
@@ -152,8 +193,9 @@ class ReservationTable:
         if not mine:
             del self._sessions[reservation.session]
         self._deadlines.discard(reservation.reservation_id)
-        for each in reservation.granted:
-            del self._in_flight[reservation.namespace, each.item.item_id]
+        reservation.over = True
+        self._items -= len(reservation.granted)
+        self._unswept.append(reservation)
         for slot in reservation.held_slots:
             self._holds.release(slot, reservation.reservation_id)
         for key in reservation.builds_on:
@@ -171,13 +213,23 @@ class ReservationTable:
         reservation.held_slots.add(slot)
         self._holds.hold(slot, reservation.reservation_id)
 
-    def end_session(self, session: str) -> list[Reservation]:
-        """Those that are not being written."""
-        numbers = sorted(self._sessions.get(session, ()))
-        ended = [self._open[number] for number in numbers if not self._open[number].writing]
-        for each in ended:
-            self.end(each)
-        return ended
+    def sweeping(self) -> Steps[None, None]:
+        """Let go of the memory of items whose reservations have ended, in steps."""
+        swept = 0
+        while self._unswept:
+            over = self._unswept.popleft()
+            for each in over.granted:
+                name = (over.namespace, each.item.item_id)
+                # Another may have it by now.
+                if (found := self._in_flight.get(name)) is not None and found[0] is over:
+                    del self._in_flight[name]
+                swept += 1
+                if swept % ITEMS_AT_ONCE == 0:
+                    yield
+
+    def of_session(self, session: str) -> list[int]:
+        """Numbers of its reservations, the first one first."""
+        return sorted(self._sessions.get(session, ()))
 
     def end_due(self, now: float) -> list[Reservation]:
         ended = [self._open[number] for number in self._deadlines.due(now)]

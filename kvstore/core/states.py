@@ -100,6 +100,10 @@ class StateTable:
         that few or none stand before it."""
         return next((handle for handle, entry in self._entries.items() if not entry.leases), None)
 
+    def handles(self) -> list[int]:
+        """All of them, least recently used first."""
+        return list(self._entries)
+
     def oldest(self) -> Iterator[tuple[int, StateEntry]]:
         return iter(self._entries.items())
 

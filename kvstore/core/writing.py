@@ -19,10 +19,13 @@ from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo
 from kvstore.core.reservations import Reservation
 from kvstore.core.states import STATE_KINDS, StateEntry, handle_of
-from kvstore.errors import GeometryMismatch, InvalidArgument, LimitExceeded
+from kvstore.core.steps import ITEMS_AT_ONCE, Steps
+from kvstore.errors import GeometryMismatch, InvalidArgument, LimitExceeded, UnknownReservation
 from kvstore.pool.states import PooledState
 from kvstore.store.base import Place
 from kvstore.types import KEY_BYTES, BlockKey, ItemId, ItemKind, Lineage
+
+GRANTED, HELD = Outcome(ReserveOutcome.GRANTED), Outcome(ReserveOutcome.HELD)
 
 
 @dataclass(slots=True)
@@ -49,8 +52,8 @@ def reserve(
     *,
     now_mono: float,
     now_wall: float,
-) -> ReserveResult:
-    """See Core.reserve."""
+) -> Steps[None, ReserveResult]:
+    """See Core.reserving."""
     info = live.namespaces.get(namespace)
     if len(items) > live.limits.reserved_items:
         raise LimitExceeded(
@@ -59,28 +62,57 @@ def reserve(
             value=len(items),
             allowed=f"{live.limits.reserved_items}",
         )
+    named: set[tuple[bytes, int]] = set()
     for index, item in enumerate(items):
         _check_item(info, index, item)
-    if len({(item.key, item.kind) for item in items}) != len(items):
+        named.add((item.key, item.kind))
+        if index % ITEMS_AT_ONCE == ITEMS_AT_ONCE - 1:
+            yield
+    if len(named) != len(items):
         raise InvalidArgument(
             "an item is named twice", field="items", value=len(items), allowed="each item once"
         )
     live.reservations.check_room(session, len(items))
-    claim = _Claim(info, session, now_mono)
-    outcomes = [_decide(live, claim, index, item) for index, item in enumerate(items)]
-    for slot in claim.used:
-        live.touch(slot, now_wall)
-    if not claim.granted:
+    made = live.reservations.begin(live.next_number(), session, info.digest, now=now_mono)
+    try:
+        outcomes = yield from _claim(live, made, info, items, now_wall)
+    except BaseException:
+        if not made.over:
+            live.reservations.end(made)
+        raise
+    if not made.granted:
+        live.reservations.end(made)
         return ReserveResult(None, outcomes)
-    made = live.reservations.grant(
-        live.next_number(),
-        session,
-        info.digest,
-        granted=claim.granted,
-        builds_on=claim.builds_on,
-        now=now_mono,
-    )
     return ReserveResult(made.reservation_id, outcomes)
+
+
+def _claim(
+    live: Live, made: Reservation, info: NamespaceInfo, items: Sequence[ReserveItem], now_wall: float
+) -> Steps[None, list[Outcome]]:
+    """Decide about each item, and give the reservation what it is granted."""
+    claim = _Claim(info, made.session, made.born)
+    outcomes: list[Outcome] = []
+    for first in range(0, len(items), ITEMS_AT_ONCE):
+        if first:
+            yield
+            if made.over:
+                raise UnknownReservation(
+                    "the reservation ended while it was being made, with its session or by a clear",
+                    field="reservation_id",
+                    value=made.reservation_id,
+                    allowed="reserving again",
+                )
+        for index in range(first, min(first + ITEMS_AT_ONCE, len(items))):
+            outcomes.append(_decide(live, claim, index, items[index]))
+        live.reservations.grant(made, claim.granted, claim.builds_on)
+        claim.granted, claim.builds_on = [], {}
+    for number, slot in enumerate(claim.used, 1):
+        if number % ITEMS_AT_ONCE == 0:
+            yield
+        # A clear may have come in between.
+        if live.index.is_live(slot):
+            live.touch(slot, now_wall)
+    return outcomes
 
 
 def commit(
@@ -90,18 +122,33 @@ def commit(
     *,
     now_mono: float,
     now_wall: float,
-) -> CommitReport:
-    """See Core.committed."""
+) -> Steps[None, CommitReport]:
+    """See Core.committing."""
     assert reservation.writing, "commit_list comes before committed"
+    try:
+        return (yield from _show(live, reservation, results, now_mono=now_mono, now_wall=now_wall))
+    finally:
+        # Ended last: until then its session may build on what it was promised.
+        live.reservations.end(reservation)
+
+
+def _show(
+    live: Live,
+    reservation: Reservation,
+    results: Mapping[ItemId, Written],
+    *,
+    now_mono: float,
+    now_wall: float,
+) -> Steps[None, CommitReport]:
     info = live.namespaces.find(reservation.namespace)
-    # Ended first: its own claims must not look like another's, and its holds have done their work.
-    live.reservations.end(reservation)
     visible: list[ItemId] = []
     left_out: list[int] = []
     discard: list[Place] = []
     unleased: set[int] = set()
     total = 0
-    for granted in reservation.granted:
+    for number, granted in enumerate(reservation.granted, 1):
+        if number % ITEMS_AT_ONCE == 0:
+            yield
         item = granted.item
         written = results.get(item.item_id)
         if written is None:
@@ -199,7 +246,7 @@ def _decide_block(live: Live, claim: _Claim, index: int, item: ReserveItem, slot
             )
         claim.used.append(slot)
         if not _may_replace_block(live, slot, item.lineage, claim.unleased):
-            return Outcome(ReserveOutcome.HELD)
+            return HELD
     flight = _in_flight(live, claim, item)
     if flight is not None:
         return flight
@@ -218,7 +265,7 @@ def _decide_block(live: Live, claim: _Claim, index: int, item: ReserveItem, slot
             _build_on(claim, BlockKey(item.parent))
     claim.promised[item.key] = item.position
     claim.granted.append(Granted(index, item))
-    return Outcome(ReserveOutcome.GRANTED)
+    return GRANTED
 
 
 def _decide_state(live: Live, claim: _Claim, index: int, item: ReserveItem, slot: int) -> Outcome:
@@ -241,7 +288,7 @@ def _decide_state(live: Live, claim: _Claim, index: int, item: ReserveItem, slot
         to_pool = item.to_pool and live.pool.lacks(info.digest, item.key, item.lineage, now=claim.now)
         to_ssd = item.to_ssd and (entry is None or _may_replace_state(entry, item))
         if not (to_pool or to_ssd):
-            return Outcome(ReserveOutcome.HELD)
+            return HELD
     flight = _in_flight(live, claim, item)
     if flight is not None:
         return flight
@@ -250,7 +297,7 @@ def _decide_state(live: Live, claim: _Claim, index: int, item: ReserveItem, slot
     else:
         _build_on(claim, item.key)
     claim.granted.append(Granted(index, replace(item, to_pool=to_pool, to_ssd=to_ssd)))
-    return Outcome(ReserveOutcome.GRANTED)
+    return GRANTED
 
 
 def _in_flight(live: Live, claim: _Claim, item: ReserveItem) -> Outcome | None:

@@ -16,10 +16,17 @@ SLOTS_MIN = 4
 SLOTS_MAX = 4096
 """To make more of them at once would hold up everybody else for milliseconds."""
 
+EXTENTS_MIN = 16
+"""A small cache is cut into smaller extents: sizes and domains do not share one."""
+
 Key = tuple[int, int, int]
 """A place in the log: segment, offset, length. No other payload ever lies there, whatever its domain."""
 
 K = TypeVar("K", bound=Key)
+
+
+def extent_bytes_for(budget_bytes: int) -> int:
+    return min(EXTENT_BYTES, budget_bytes // EXTENTS_MIN)
 
 
 @dataclass(eq=False, slots=True)
@@ -39,8 +46,8 @@ class _Shelf:
 
 
 class BlockCache:
-    """Payloads in extents, within `budget_bytes`; one set of extents for each trust domain, since who maps one can read
-    all of it. For one thread, but for the bytes of slots that were begun.
+    """Payloads in extents, within `budget_bytes` but for what a `resize` still owes; one set of extents for each trust
+    domain, since who maps one can read all of it. For one thread, but for the bytes of slots that were begun.
 
     An extent that a session was given is not given up while the session lasts: its memory would live on with whoever maps
     it, and count for nobody.
@@ -69,6 +76,14 @@ class BlockCache:
     @property
     def budget_bytes(self) -> int:
         return self._budget
+
+    def resize(self, budget_bytes: int, *, extent_bytes: int | None = None) -> None:
+        """Another budget from now on, and another size of extents that are made from now on. What is more than the budget
+        goes at once where nothing is pinned in it and no session has it, used longest ago first; the rest as soon as that is
+        so."""
+        self._budget = budget_bytes
+        self._extent_bytes = extent_bytes or self._extent_bytes
+        self._shrink()
 
     def find(self, domain: str, key: Key) -> Slot | None:
         """The slot that holds it, pinned."""
@@ -213,7 +228,8 @@ class BlockCache:
     def check(self) -> None:
         """Raise AssertionError unless the books add up."""
         extents = [extent for shelf in self._shelves.values() for extent in shelf.extents]
-        assert self.allocated_bytes == sum(extent.bytes for extent in extents) <= self._budget
+        assert self.allocated_bytes == sum(extent.bytes for extent in extents)
+        assert self.allocated_bytes <= self._budget or not self._spare, "what could go is gone"
         slots = {slot for extent in extents for slot in extent.slots}
         free = {slot for shelf in self._shelves.values() for each in shelf.free.values() for slot in each}
         assert free | set(self._keys) == slots
@@ -350,6 +366,12 @@ class BlockCache:
         shelf.spare.add(extent)
         shelf.spare_bytes += extent.bytes
         self._spare_bytes += extent.bytes
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while self.allocated_bytes > self._budget and self._spare:
+            shelf = next(iter(self._spare))
+            self._give_up(min(shelf.spare, key=lambda extent: extent.tick))
 
     def _withdraw(self, shelf: _Shelf, extent: Extent) -> None:
         """It stays, if it was spare."""

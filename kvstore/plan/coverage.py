@@ -36,6 +36,8 @@ def check_coverage(profile: Profile, coverage: Coverage) -> None:
         ("rows", coverage.rows),
         ("rows_overlap", coverage.rows_overlap),
     ):
+        if not edges:
+            continue
         before = 0
         for edge in edges:
             if not before < edge <= end or edge % profile.block_tokens:

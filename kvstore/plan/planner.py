@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from functools import lru_cache
+from typing import NamedTuple
 
 from kvstore.errors import InvalidArgument
 from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan
 from kvstore.plan.coverage import check_coverage, longest_restore, usable, whole_blocks
 from kvstore.plan.figures import Figures, figures_of
 from kvstore.plan.save import save_states
-from kvstore.plan.work import replay_scanned, scanned, triangle
+from kvstore.plan.work import replay_scanned, scanned, scanned_before, triangle
 from kvstore.policy.window import WindowPolicy
 from kvstore.profile.base import MAX_BLOCK_TOKENS, Profile
 from kvstore.profile.layout import rows_needed
@@ -121,8 +123,7 @@ def tokens_saved(profile: Profile, way: Alternative, prompt_tokens: int) -> floa
     return prompt_tokens - spent / profile.layer_count
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(NamedTuple):
     way: Alternative
     exact: bool
 
@@ -135,12 +136,18 @@ class _Candidate:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class _Pricing:
-    figures: Figures
-    costs: Costs
-    prompt_tokens: int
-    trust: Coverage
+    """`trust`: what is EXACT of the coverage."""
+
+    __slots__ = ("costs", "end", "end_entries", "figures", "trust")
+
+    def __init__(self, figures: Figures, costs: Costs, prompt_tokens: int, trust: Coverage) -> None:
+        self.figures = figures
+        self.costs = costs
+        self.trust = trust
+        # The same for every boundary, whatever the tile: what is said about candidates holds for this end too.
+        self.end = -(-prompt_tokens // costs.tile_tokens) * costs.tile_tokens
+        self.end_entries = scanned_before(figures, self.end)
 
     def cold(self) -> _Candidate:
         return _Candidate(self._way(0, StateSource.NONE, state_at=0, replay_from=0), True)
@@ -227,10 +234,8 @@ class _Pricing:
         """`work` layer-tokens and `entries` looked at are those of the replay."""
         costs, figures = self.costs, self.figures
         bytes_ssd = boundary // figures.block_tokens * figures.block_bytes + state_ssd
-        # The same for every boundary, whatever the tile: what follows about candidates holds for this end too.
-        end = -(-self.prompt_tokens // costs.tile_tokens) * costs.tile_tokens
-        rest = (end - boundary) * figures.layer_count
-        rest_entries = scanned(figures, boundary, end)
+        rest = (self.end - boundary) * figures.layer_count
+        rest_entries = self.end_entries - scanned_before(figures, boundary) if boundary else self.end_entries
         layer, entry = costs.seconds_per_layer_token, costs.seconds_per_index_entry
         read = bytes_ssd * costs.seconds_per_ssd_byte + state_memory * costs.seconds_per_memory_byte
         read += costs.seconds_per_fetch if boundary else 0.0
@@ -332,6 +337,7 @@ def _candidates(
         yield price.bounded_replay(longest)
 
 
+@lru_cache(maxsize=64)
 def _check_costs(costs: Costs) -> None:
     for item in fields(costs):
         value = getattr(costs, item.name)

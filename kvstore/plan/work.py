@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import lru_cache
 
-from kvstore.plan.figures import Figures
+from kvstore.plan.figures import Figures, Scan
 
 
 def triangle(figures: Figures, span: int) -> int:
@@ -28,7 +29,15 @@ def seen(ratio: int, position: int) -> int:
 
 def scanned(figures: Figures, start: int, end: int) -> int:
     """Entries that computing [start, end) in all layers looks at."""
-    return sum(scan.layers * (seen(scan.ratio, end) - seen(scan.ratio, start)) for scan in figures.scans)
+    return scanned_before(figures, end) - scanned_before(figures, start)
+
+
+def scanned_before(figures: Figures, position: int) -> int:
+    """Entries that computing [0, position) in all layers looks at."""
+    total = 0
+    for scan in figures.scans:
+        total += scan.layers * seen(scan.ratio, position)
+    return total
 
 
 def replay_scanned(figures: Figures, start: int, end: int) -> int:
@@ -39,6 +48,23 @@ def replay_scanned(figures: Figures, start: int, end: int) -> int:
         ratio, reaches = scan.ratio, scan.reaches
         near = bisect_left(reaches, end - start)
         total += len(reaches) * seen(ratio, end) - (len(reaches) - near) * seen(ratio, start)
-        for reach in reaches[:near]:
-            total -= seen(ratio, end - reach)
+        if near:
+            groups, left = divmod(end, ratio)
+            square, linear, constant = _twice_seen_before(scan, near, left)
+            total -= (square * groups * groups + linear * groups + constant) // 2
     return total
+
+
+@lru_cache(maxsize=4096)
+def _twice_seen_before(scan: Scan, near: int, left: int) -> tuple[int, int, int]:
+    """Twice the sum of seen(ratio, end - reach) over the first `near` reaches, as a polynomial in G: (of G squared, of G,
+    the rest), where end = ratio x G + left."""
+    ratio = scan.ratio
+    square = linear = constant = 0
+    for reach in scan.reaches[:near]:
+        # The position is ratio x (G + shift) + rest, and `seen` of it ratio x g(g - 1)/2 + g(rest + 1) with g = G + shift.
+        shift, rest = divmod(left - reach, ratio)
+        square += ratio
+        linear += ratio * (2 * shift - 1) + 2 * (rest + 1)
+        constant += ratio * shift * (shift - 1) + 2 * shift * (rest + 1)
+    return square, linear, constant

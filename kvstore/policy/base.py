@@ -24,8 +24,8 @@ class EvictionPolicy(Protocol):
 
     def on_remove(self, handle: int) -> None: ...
 
-    def victims(self) -> Iterator[int]:
-        """All handles, first to go first. The handle that was yielded last may be removed while iterating; nothing
+    def victims(self, start: int = -1) -> Iterator[int]:
+        """All handles, first to go first, or those from `start` on. The handle that was yielded last may be removed while iterating; nothing
         else may change."""
 
     def __len__(self) -> int: ...

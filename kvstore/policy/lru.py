@@ -65,6 +65,15 @@ class LruPolicy:
         if last != _RING:
             self._move(first, last, below + 1)
 
+    def on_touch_many(self, handles: NDArray[np.int32], below: int = -1) -> None:
+        """As on_touch, for many, each once and none of them `below`."""
+        slots = handles + np.int32(1)
+        lie_together = np.frombuffer(self._newer, np.int32)[slots[:-1]] == slots[1:]
+        ends = np.flatnonzero(~lie_together)
+        firsts, lasts = slots[[0, *(ends + 1)]], slots[[*ends, -1]]
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            self._move(first, last, below + 1)
+
     def on_remove(self, handle: int) -> None:
         slot = handle + 1
         assert self._newer[slot] != _ABSENT, f"handle {handle} is not ranked"
@@ -72,8 +81,8 @@ class LruPolicy:
         self._newer[slot] = self._older[slot] = _ABSENT
         self._count -= 1
 
-    def victims(self) -> Iterator[int]:
-        slot = self._newer[_RING]
+    def victims(self, start: int = -1) -> Iterator[int]:
+        slot = self._newer[_RING] if start < 0 else start + 1
         while slot != _RING:
             following = self._newer[slot]
             yield slot - 1

@@ -87,7 +87,10 @@ class WindowPolicy:
     ) -> tuple[int, ...]:
         """Edges > `after` inside the prompt whose state goes to the pool, ascending: under every policy the last usable
         one and the branch point, if there is one (0: none)."""
-        edges = {branch_at, last_usable_edge(profile, prompt_tokens)}
+        last = last_usable_edge(profile, prompt_tokens)
+        if not branch_at and after >= 0:
+            return (last,) if last > after else ()
+        edges = {branch_at, last}
         return tuple(sorted(edge for edge in edges if edge > after))
 
     def ssd_edges(

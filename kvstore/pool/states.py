@@ -28,7 +28,7 @@ class PooledState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStatistics:
-    """`bytes` <= `budget_bytes` always. What follows `pinned_bytes` counts events since the start."""
+    """`bytes` <= `budget_bytes`, but for pinned ones after a `resize`. What follows `pinned_bytes` counts events since the start."""
 
     states: int
     bytes: int
@@ -109,10 +109,7 @@ class StatePool:
             return False
         if held is not None:
             self._drop(namespace, key, held)
-        while self._bytes + length > self._budget:
-            name, entry = next(iter((self._passed or self._last).items()))
-            self._drop(*name, entry)
-            self._evicted += 1
+        self._evict_to(self._budget - length)
         entry = _Entry(state, length, now, successors=held.successors if held is not None else 0)
         self._spaces.setdefault(namespace, {})[key] = entry
         self._bytes += length
@@ -121,6 +118,11 @@ class StatePool:
         if after is not None and held is None:
             self._follow(namespace, after, now)
         return True
+
+    def resize(self, budget_bytes: int) -> None:
+        """Another budget from now on. Of what is more than that, pinned states stay until they are unpinned."""
+        self._budget = budget_bytes
+        self._evict_to(budget_bytes)
 
     def get(self, namespace: NamespaceDigest, key: BlockKey, *, now: float) -> PooledState | None:
         """The state, or None. A use: its life time starts anew."""
@@ -191,6 +193,7 @@ class StatePool:
             self._pinned -= 1
             self._pinned_bytes -= entry.length
             self._rank((pin.namespace, pin.key), entry)
+            self._evict_to(self._budget)
 
     def remove(self, namespace: NamespaceDigest, key: BlockKey) -> bool:
         """Drop one state, pinned or not: who holds its payload keeps those bytes. Whether it was here."""
@@ -244,7 +247,8 @@ class StatePool:
         entries = {
             (digest, key): entry for digest, space in self._spaces.items() for key, entry in space.items()
         }
-        assert sum(entry.length for entry in entries.values()) == self._bytes <= self._budget, "bytes"
+        assert sum(entry.length for entry in entries.values()) == self._bytes, "bytes"
+        assert self._bytes <= max(self._budget, self._pinned_bytes), "the budget, and what is pinned"
         pinned = {name for name, entry in entries.items() if entry.pins}
         assert len(pinned) == self._pinned, "pinned states"
         assert sum(entries[name].length for name in pinned) == self._pinned_bytes, "pinned bytes"
@@ -261,6 +265,13 @@ class StatePool:
 
     def _is_over(self, entry: _Entry, now: float) -> bool:
         return not entry.pins and entry.used + self._ttl <= now
+
+    def _evict_to(self, most_bytes: int) -> None:
+        """Evict unpinned states until the pool holds so many bytes at most."""
+        while self._bytes > most_bytes and (order := self._passed or self._last):
+            name, entry = next(iter(order.items()))
+            self._drop(*name, entry)
+            self._evicted += 1
 
     def _follow(self, namespace: NamespaceDigest, earlier: BlockKey, now: float) -> None:
         entry = self._find(namespace, earlier)

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 
 from kvstore.errors import InvalidArgument
+from kvstore.prefix.joined import JoinedKeys
 from kvstore.types import KEY_BYTES, BlockKey
 
 BLOCK_DOMAIN = b"kvstore.block.v1"
@@ -40,18 +41,30 @@ class KeyChain:
             )
         self._block_tokens = block_tokens
         self._last = root
-        self._keys: list[BlockKey] = []
+        self._made = bytearray()
+        self._joined: JoinedKeys | None = None
         self._open = array("I")
         self._open_extras: dict[int, bytes] = {}
 
     @property
     def keys(self) -> list[BlockKey]:
-        """Keys of the whole blocks so far, first block first."""
-        return list(self._keys)
+        """Keys of the whole blocks so far, first block first; a new list each time."""
+        return list(self.joined)
+
+    @property
+    def joined(self) -> JoinedKeys:
+        """The same as calls take them; the same object until a block is completed."""
+        if self._joined is None:
+            self._joined = JoinedKeys(bytes(self._made))
+        return self._joined
 
     @property
     def token_count(self) -> int:
-        return len(self._keys) * self._block_tokens + len(self._open)
+        return self._count * self._block_tokens + len(self._open)
+
+    @property
+    def _count(self) -> int:
+        return len(self._made) // KEY_BYTES
 
     def extend(self, tokens: Iterable[int], *, extras: Mapping[int, bytes] | None = None) -> list[BlockKey]:
         """Append tokens; returns the keys of the blocks that they completed.
@@ -71,8 +84,9 @@ class KeyChain:
             return []
         made = self._seal(whole)
         self._open = self._open[whole * size :]
-        self._keys += made
-        sealed = len(self._keys) * size
+        self._made += b"".join(made)
+        self._joined = None
+        sealed = self._count * size
         self._open_extras = {
             position: value for position, value in self._open_extras.items() if position >= sealed
         }
@@ -85,7 +99,7 @@ class KeyChain:
             little.byteswap()
         step = self._block_tokens * 4
         data = memoryview(little).cast("B")
-        extras = self._extras_by_block(len(self._keys))
+        extras = self._extras_by_block(self._count)
         parent = self._last
         made: list[BlockKey] = []
         sha256 = hashlib.sha256

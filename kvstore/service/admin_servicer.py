@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import asdict
 
 from kvstore.core import NamespaceInfo
 from kvstore.errors import InvalidArgument
 from kvstore.service import encode
 from kvstore.service.engine import Engine
 from kvstore.service.figures import VERSION, figures
+from kvstore.service.memory_budget import MemoryBudget
 from kvstore.service.status import Context, answering
 from kvstore.service.verifying import Progress, Verifying
 from kvstore.types import Tier
@@ -33,6 +35,7 @@ class AdminServicer(cache_pb2_grpc.AdminServicer):
         self._engine = engine
         self._on_drain = on_drain
         self._verifying = Verifying(engine)
+        self._memory = MemoryBudget(engine.config.parts, engine.reader.memory, engine.core.pool)
 
     def check_ready(self) -> None:
         self._engine.check_ready()
@@ -80,6 +83,14 @@ class AdminServicer(cache_pb2_grpc.AdminServicer):
             encode.take_digest(request.namespace) if request.namespace else None, _TIERS[request.tier]
         )
         return pb.DropStatesReply(dropped=dropped.dropped, kept=dropped.kept)
+
+    @answering
+    async def SetMemory(self, request: pb.SetMemoryRequest, context: Context) -> pb.Memory:
+        budgets = await self._memory.change(
+            cache=request.cache if request.HasField("cache") else None,
+            pool=request.pool if request.HasField("pool") else None,
+        )
+        return pb.Memory(**asdict(budgets))
 
     @answering
     async def ListNamespaces(

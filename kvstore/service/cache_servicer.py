@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from kvstore.core import ReserveItem
+from kvstore.core import ReserveItem, ReserveOutcome
 from kvstore.errors import InvalidArgument, UnknownReservation
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.service import encode
@@ -20,7 +20,9 @@ from kvstore.service.handoff_calls import HandoffCalls
 from kvstore.service.lookup_calls import LookupCalls
 from kvstore.service.map_calls import MapCalls
 from kvstore.service.session import SESSION_METADATA, Session
+from kvstore.service.session_calls import SessionCalls
 from kvstore.service.status import Context, answering
+from kvstore.service.turns import mapped
 from kvstore.service.uploads import Upload
 from kvstore.service.waiting import until_end
 from kvstore.types import BlockKey
@@ -36,6 +38,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._fetches = FetchCalls(engine)
         self._maps = MapCalls(engine)
         self._arenas = ArenaCalls(engine)
+        self._sessions = SessionCalls(engine)
 
     def check_ready(self) -> None:
         self._engine.check_ready()
@@ -62,7 +65,11 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     @answering
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupReply:
-        return await self._lookups.look(request, self._session(context) if request.lease else None, context)
+        engine = self._engine
+        begin = engine.time.monotonic()
+        reply = await self._lookups.look(request, self._session(context) if request.lease else None, context)
+        engine.lookup_seconds += engine.time.monotonic() - begin - reply.waited_seconds
+        return reply
 
     @answering
     async def EndFlight(self, request: pb.EndFlightRequest, context: Context) -> pb.EndFlightReply:
@@ -91,13 +98,13 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @answering
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveReply:
         session = self._session(context)
-        items = [_reserve_item(item, f"items[{index}]") for index, item in enumerate(request.items)]
-        result = self._engine.reserve(session, encode.take_digest(request.namespace), items)
+        items = await mapped(_reserve_item, request.items)
+        result = await self._engine.reserve(session, encode.take_digest(request.namespace), items)
         if (number := result.reservation_id) is not None:
             await send_head(context, undo=lambda: self._engine.abort(number, session))
         return pb.ReserveReply(
             reservation_id=result.reservation_id or 0,
-            outcomes=[pb.ReserveOutcome.Name(each.outcome) for each in result.outcomes],
+            outcomes=[_OUTCOMES[each.outcome] for each in result.outcomes],
             owner_age_seconds=[each.owner_age_seconds for each in result.outcomes],
             reservation_seconds=self._engine.core.reservation_seconds if result.reservation_id else 0.0,
         )
@@ -215,8 +222,18 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._session(context)
         return pb.DropHandoffReply(was_here=self._handoffs.drop(request))
 
+    # ---- sessions: last, since the name is the type's above ---------------------------------------------------------
 
-def _reserve_item(item: pb.ReserveItem, at: str) -> ReserveItem:
+    @answering
+    async def Session(self, requests: Any, context: Context) -> None:
+        await self._sessions.hold(context)
+
+
+_OUTCOMES = {outcome: pb.ReserveOutcome.Name(outcome) for outcome in ReserveOutcome}
+
+
+def _reserve_item(index: int, item: pb.ReserveItem) -> ReserveItem:
+    at = f"items[{index}]"
     return ReserveItem(
         BlockKey(item.key),
         encode.take_kind(item.kind, field=f"{at}.kind"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import lru_cache
 
 from kvstore.core import Core, LookupResult, NamespaceInfo
 from kvstore.errors import InvalidArgument, LimitExceeded, ProfileError
 from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan
+from kvstore.prefix.joined import JoinedKeys
 from kvstore.profile.base import MAX_BLOCK_TOKENS, Profile
 from kvstore.types import KEY_BYTES, Checks, Exactness, ItemKind, Lineage, StateSource
 from kvstore.v1 import cache_pb2 as pb
@@ -15,6 +17,9 @@ MAX_COST_SECONDS = 1e6
 
 COVERAGE_EDGES = 256
 """Edges of each kind that a reply names."""
+
+COSTS_KEPT = 256
+"""Different rates of callers, and of plans, that are not read and written anew."""
 
 _RATES = tuple(field.name for field in fields(Costs) if field.name != "tile_tokens")
 
@@ -44,7 +49,7 @@ def take_digest(value: bytes, *, field: str = "namespace") -> bytes:
     return value
 
 
-def split_keys(joined: bytes, *, most: int) -> list[bytes]:
+def split_keys(joined: bytes, *, most: int) -> JoinedKeys:
     """LimitExceeded before anything is made of more than `most` keys."""
     if len(joined) > most * KEY_BYTES:
         raise LimitExceeded(
@@ -53,14 +58,7 @@ def split_keys(joined: bytes, *, most: int) -> list[bytes]:
             value=len(joined) // KEY_BYTES,
             allowed=f"{most}",
         )
-    if len(joined) % KEY_BYTES:
-        raise InvalidArgument(
-            "keys do not divide into whole keys",
-            field="keys",
-            value=f"{len(joined)} bytes",
-            allowed=f"a multiple of {KEY_BYTES} bytes",
-        )
-    return [joined[i : i + KEY_BYTES] for i in range(0, len(joined), KEY_BYTES)]
+    return JoinedKeys(joined)
 
 
 def take_kind(value: int, *, field: str) -> ItemKind:
@@ -99,6 +97,13 @@ def take_seconds(value: float, *, field: str, high: float) -> float:
 
 def take_costs(message: pb.Costs) -> Costs:
     """The caller's rates; zero where it knows none."""
+    # A caller's rates are the same for many calls.
+    return _costs_of(message.SerializeToString())
+
+
+@lru_cache(COSTS_KEPT)
+def _costs_of(serialized: bytes) -> Costs:
+    message = pb.Costs.FromString(serialized)
     if message.tile_tokens > MAX_BLOCK_TOKENS:
         raise InvalidArgument(
             "not a tile",
@@ -113,7 +118,9 @@ def take_costs(message: pb.Costs) -> Costs:
     return Costs(**rates, tile_tokens=message.tile_tokens)
 
 
+@lru_cache(COSTS_KEPT)
 def put_costs(costs: Costs) -> pb.Costs:
+    """To be copied, not changed."""
     rates = {name: getattr(costs, name) for name in _RATES}
     return pb.Costs(**rates, tile_tokens=costs.tile_tokens)
 
@@ -148,65 +155,71 @@ def put_profile(profile: Profile) -> pb.Profile:
     return pb.Profile(name=profile.name, geometry=profile.geometry())
 
 
-def _put_alternative(value: Alternative) -> pb.Alternative:
-    return pb.Alternative(
-        compute_from=value.compute_from,
-        state_source=_SOURCES[value.state_source],
-        state_at=value.state_at,
-        replay_from=value.replay_from,
-        replay_layer_tokens=value.replay_layer_tokens,
-        bytes_ssd=value.bytes_ssd,
-        bytes_memory=value.bytes_memory,
-        seconds=value.seconds,
-        index_entries=value.index_entries,
-        read_seconds=value.read_seconds,
-        replay_seconds=value.replay_seconds,
-        compute_seconds=value.compute_seconds,
-    )
+def _put_alternative(value: Alternative, out: pb.Alternative) -> None:
+    out.compute_from = value.compute_from
+    out.state_source = _SOURCES[value.state_source]
+    out.state_at = value.state_at
+    out.replay_from = value.replay_from
+    out.replay_layer_tokens = value.replay_layer_tokens
+    out.bytes_ssd = value.bytes_ssd
+    out.bytes_memory = value.bytes_memory
+    out.seconds = value.seconds
+    out.index_entries = value.index_entries
+    out.read_seconds = value.read_seconds
+    out.replay_seconds = value.replay_seconds
+    out.compute_seconds = value.compute_seconds
 
 
-def put_plan(plan: RestorePlan) -> pb.RestorePlan:
-    save = plan.save_states
-    return pb.RestorePlan(
-        prompt_tokens=plan.prompt_tokens,
-        chosen=_put_alternative(plan.chosen),
-        runner_up=None if plan.runner_up is None else _put_alternative(plan.runner_up),
-        exactness=_EXACTNESS[plan.exactness],
-        save_states=pb.SaveStates(
-            pool=save.pool,
-            ssd=save.ssd,
-            output_edge_pool=save.output_edge_pool,
-            output_edge_ssd=save.output_edge_ssd,
-            every_tokens=save.every_tokens,
-            rows=save.rows,
-            rows_overlap=save.rows_overlap,
-        ),
-        blocks_missing=plan.blocks_missing,
-    )
+def put_plan(plan: RestorePlan, out: pb.RestorePlan) -> None:
+    out.prompt_tokens = plan.prompt_tokens
+    _put_alternative(plan.chosen, out.chosen)
+    if plan.runner_up is not None:
+        _put_alternative(plan.runner_up, out.runner_up)
+    out.exactness = _EXACTNESS[plan.exactness]
+    save, kept = plan.save_states, out.save_states
+    # Set even where it says nothing.
+    kept.output_edge_pool = save.output_edge_pool
+    if save.pool:
+        kept.pool.extend(save.pool)
+    if save.ssd:
+        kept.ssd.extend(save.ssd)
+    if save.output_edge_ssd:
+        kept.output_edge_ssd = True
+    if save.every_tokens:
+        kept.every_tokens = save.every_tokens
+    if save.rows:
+        kept.rows = True
+    if save.rows_overlap:
+        kept.rows_overlap = True
+    if plan.blocks_missing:
+        out.blocks_missing = plan.blocks_missing
 
 
-def put_coverage(coverage: Coverage) -> pb.Coverage:
+def put_coverage(coverage: Coverage, out: pb.Coverage) -> None:
     """With the deepest COVERAGE_EDGES of each kind."""
-    return pb.Coverage(
-        blocks=coverage.blocks,
-        pool_states=coverage.pool_states[-COVERAGE_EDGES:],
-        checkpoints=coverage.checkpoints[-COVERAGE_EDGES:],
-        rows=coverage.rows[-COVERAGE_EDGES:],
-        rows_overlap=coverage.rows_overlap[-COVERAGE_EDGES:],
-        branch_at=coverage.branch_at,
-    )
+    out.blocks = coverage.blocks
+    if coverage.pool_states:
+        out.pool_states.extend(coverage.pool_states[-COVERAGE_EDGES:])
+    if coverage.checkpoints:
+        out.checkpoints.extend(coverage.checkpoints[-COVERAGE_EDGES:])
+    if coverage.rows:
+        out.rows.extend(coverage.rows[-COVERAGE_EDGES:])
+    if coverage.rows_overlap:
+        out.rows_overlap.extend(coverage.rows_overlap[-COVERAGE_EDGES:])
+    if coverage.branch_at:
+        out.branch_at = coverage.branch_at
 
 
 def put_lookup(found: LookupResult, *, lease_seconds: float) -> pb.LookupReply:
     """All of the reply that the core's answer decides; what is in flight is left unset."""
-    return pb.LookupReply(
-        plan=put_plan(found.plan),
-        lease_id=found.lease_id or 0,
-        lease_seconds=lease_seconds if found.lease_id else 0.0,
-        blocks_held=found.coverage.blocks,
-        coverage=put_coverage(found.coverage),
-        costs=put_costs(found.costs),
-    )
+    reply = pb.LookupReply(costs=put_costs(found.costs))
+    put_plan(found.plan, reply.plan)
+    put_coverage(found.coverage, reply.coverage)
+    reply.blocks_held = found.coverage.blocks
+    if found.lease_id:
+        reply.lease_id = found.lease_id
+        reply.lease_seconds = lease_seconds
+    return reply
 
 
 def put_lineage(lineage: Lineage) -> pb.Lineage:

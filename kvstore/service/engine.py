@@ -23,15 +23,17 @@ from kvstore.core import (
     LookupResult,
     ReserveItem,
     ReserveResult,
+    Written,
 )
 from kvstore.core.flights import FlightTable
-from kvstore.errors import Draining, KvstoreError, LimitExceeded, Unavailable
+from kvstore.errors import Draining, KvstoreError, LimitExceeded, Unavailable, UnknownSession
 from kvstore.memory import Arenas
 from kvstore.plan.base import Costs
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.profile.base import Profile
 from kvstore.service.activity import Activity
 from kvstore.service.flights import Flights
+from kvstore.service.loopwatch import LoopWatch
 from kvstore.service.pins import Pins
 from kvstore.service.rates import Rates
 from kvstore.service.reader import Reader
@@ -39,14 +41,17 @@ from kvstore.service.registry import Registry
 from kvstore.service.session import Session, Sessions
 from kvstore.service.staging import Staging
 from kvstore.service.timekeeping import ServiceTime
+from kvstore.service.turns import at_leisure, by_turns, in_parts
 from kvstore.service.uploads import Upload, Uploads
 from kvstore.service.writer import Writer
-from kvstore.store.base import Place, RecordLog
-from kvstore.types import BootId, Exactness, ItemKind, NamespaceDigest, Tier
+from kvstore.store.base import Place, Record, RecordLog
+from kvstore.types import BootId, Exactness, ItemId, ItemKind, NamespaceDigest, StateSource, Tier
 
 log = logging.getLogger(__name__)
 
 NO_SESSION = ""
+
+_PLAN_COUNTS = {source: f"plans_{source.value.lower()}_total" for source in StateSource}
 
 LISTED_AT_ONCE = 512
 """Items of a fetch that are looked at in one go: 5 ms of the event loop's time."""
@@ -88,6 +93,9 @@ class Engine:
         self.sessions = Sessions(boot=boot, limit=config.sessions, on_end=self._end_session)
         self.activity = Activity(self._open_work)
         self.counts: Counter[str] = Counter()
+        self.lookup_seconds = 0.0
+        """Of Lookup calls from the message to the answer, without what they waited for others."""
+        self.loop = LoopWatch()
         self.ready = False
         self.draining = False
 
@@ -109,18 +117,20 @@ class Engine:
 
     def _open_work(self) -> int:
         """Leases, reservations and takes that are open."""
-        statistics = self.core.statistics()
-        return statistics.leases + statistics.reservations + self.handoffs.statistics().out
+        return self.core.open_work + self.handoffs.statistics().out
 
     # ---- space: what the writer asks ----------------------------------------------------------------------------
 
-    def evict(self, need_bytes: int) -> list[Place]:
-        return places_of(self.core.plan_eviction(need_bytes, prefer_states=True, now_wall=self.time.wall()))
+    async def evict(self, need_bytes: int) -> list[Place]:
+        gone: list[Gone] = []
+        wall = self.time.wall()
+        await by_turns(self.core.eviction(need_bytes, prefer_states=True, now_wall=wall), gone.extend)
+        return places_of(gone)
 
-    def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
+    async def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
         self.registry.moved(moves)
         self.reader.moved(moves)
-        relocated = self.core.relocate(segment_id, moves)
+        relocated = await by_turns(self.core.relocation(segment_id, moves))
         return [*places_of(relocated.lost), *relocated.discard]
 
     def left(self, places: Sequence[Place]) -> None:
@@ -166,7 +176,7 @@ class Engine:
         counts["lookups_total"] += 1
         counts["lookup_tokens_total"] += prompt_tokens
         counts["lookup_hit_tokens_total"] += plan.compute_from
-        counts[f"plans_{plan.state_source.value.lower()}_total"] += 1
+        counts[_PLAN_COUNTS[plan.state_source]] += 1
         counts["lookup_hits_total" if plan.compute_from else "lookup_misses_total"] += 1
         return found
 
@@ -185,20 +195,31 @@ class Engine:
 
     # ---- writing ------------------------------------------------------------------------------------------------
 
-    def reserve(self, session: Session, namespace: bytes, items: Sequence[ReserveItem]) -> ReserveResult:
+    async def reserve(
+        self, session: Session, namespace: bytes, items: Sequence[ReserveItem]
+    ) -> ReserveResult:
+        """As Core.reserve, with turns for others."""
         self.check_open()
-        self.writer.check_wear(max((item.length for item in items if item.to_ssd), default=0))
-        largest = self.log.largest_append_bytes()
-        for index, item in enumerate(items):
-            if item.to_ssd and item.length > largest:
-                raise LimitExceeded(
-                    "the item does not fit into one segment; start the service with larger segments",
-                    field=f"items[{index}].length",
-                    value=item.length,
-                    allowed=f"{largest} bytes",
-                )
+        longest = max((item.length for item in items if item.to_ssd), default=0)
+        self.writer.check_wear(longest)
+        if longest > (largest := self.log.largest_append_bytes()):
+            index = next(i for i, item in enumerate(items) if item.to_ssd and item.length > largest)
+            raise LimitExceeded(
+                "the item does not fit into one segment; start the service with larger segments",
+                field=f"items[{index}].length",
+                value=items[index].length,
+                allowed=f"{largest} bytes",
+            )
         now = self.time.monotonic()
-        result = self.core.reserve(session.id, namespace, items, now_mono=now, now_wall=self.time.wall())
+        result = await by_turns(
+            self.core.reserving(session.id, namespace, items, now_mono=now, now_wall=self.time.wall())
+        )
+        if session.ended.done():
+            if result.reservation_id is not None:
+                self.core.abort(result.reservation_id, session.id)
+            raise UnknownSession(
+                "the session ended during the call", field="kvstore-session", value=session.id
+            )
         if result.reservation_id is not None:
             granted = self.core.granted(result.reservation_id, session.id)
             self.uploads.begin(
@@ -216,28 +237,36 @@ class Engine:
         self.writer.check_accepts()
         self.core.commit_list(reservation_id, session.id)
         self.uploads.close(upload)
-        pairs = upload.records()
-        publication = _Publication(self, upload, [granted for granted, _ in pairs])
-        return await self.writer.commit([record for _, record in pairs], publication)
+        return await self.writer.commit(_Publication(self, upload))
 
-    def publish(self, upload: Upload, places: dict[int, Place]) -> CommitReport:
+    async def publish(self, upload: Upload, places: dict[int, Place]) -> CommitReport:
         """The commit is over: what is durable becomes visible, and all of its memory goes back."""
         try:
-            report = self.core.committed(
-                upload.reservation_id,
-                upload.session,
-                upload.results(places),
-                now_mono=self.time.monotonic(),
-                now_wall=self.time.wall(),
+            results: dict[ItemId, Written] = {}
+            async for part in in_parts(list(upload.arrived)):
+                results.update(upload.results(places, part))
+            report = await by_turns(
+                self.core.committing(
+                    upload.reservation_id,
+                    upload.session,
+                    results,
+                    now_mono=self.time.monotonic(),
+                    now_wall=self.time.wall(),
+                )
             )
         finally:
             self.uploads.end(upload.reservation_id)
             self.activity.note()
-        self.flights.published(upload.namespace, report.visible)
+        async for visible in in_parts(report.visible):
+            self.flights.published(upload.namespace, visible)
         self.counts["committed_items_total"] += len(report.visible)
         self.counts["committed_bytes_total"] += report.bytes
-        self.writer.room.discard(places_of(self.core.states_over_share(self.config.states_share_bytes)))
+        await by_turns(self.core.keeping_share(self.config.states_share_bytes), self.discard)
         return report
+
+    def discard(self, gone: Sequence[Gone]) -> None:
+        """These have left the index: what they take on the disk is not needed any more."""
+        self.writer.room.discard(places_of(gone))
 
     def abort(self, reservation_id: int, session: Session) -> bool:
         try:
@@ -278,7 +307,7 @@ class Engine:
 
     def _end_session(self, session: Session) -> None:
         now = self.time.monotonic()
-        self.core.end_session(session.id, now)
+        at_leisure(self.core.ending(session.id, now), self.activity.note)
         self.uploads.end_where(lambda upload: upload.session == session.id)
         self.handoffs.end_session(session.id, now)
         self.flights.end_session(session.id)
@@ -287,11 +316,12 @@ class Engine:
         self.arenas.end(session.id)
         self.activity.note()
 
-    def expire(self) -> None:
+    async def expire(self) -> None:
         """End whatever is past its deadline in memory."""
         now = self.time.monotonic()
-        self.counts["expired_leases_total"] += self.core.expire_leases(now)
+        self.counts["expired_leases_total"] += await by_turns(self.core.expiring_leases(now))
         self.core.expire_reservations(now)
+        await by_turns(self.core.forgetting_claims())
         self.uploads.end_where(lambda upload: upload.deadline <= now)
         self.handoffs.expire(now)
         self.flights.expire()
@@ -301,20 +331,27 @@ class Engine:
     def expire_blocks(self, *, limit: int) -> int:
         """Let go of up to `limit` blocks whose retention is over; how many records left the disk."""
         gone = self.core.expire_blocks(self.time.wall(), limit=limit)
-        self.writer.room.discard(places_of(gone))
+        self.discard(gone)
         return len(gone)
 
 
 class _Publication:
-    """A commit's way back from the writer."""
+    """A commit's way to the writer and back."""
 
-    def __init__(self, engine: Engine, upload: Upload, granted: Sequence[Granted]) -> None:
+    def __init__(self, engine: Engine, upload: Upload) -> None:
         self._engine = engine
         self._upload = upload
-        self._granted = granted
+        self._granted: list[Granted] = []
 
-    def publish(self, places: Sequence[Place | None]) -> CommitReport:
-        return self._engine.publish(
+    async def records(self) -> list[Record]:
+        pairs: list[tuple[Granted, Record]] = []
+        async for part in in_parts(list(self._upload.granted)):
+            pairs += self._upload.records(part)
+        self._granted = [granted for granted, _ in pairs]
+        return [record for _, record in pairs]
+
+    async def publish(self, places: Sequence[Place | None]) -> CommitReport:
+        return await self._engine.publish(
             self._upload,
             {
                 each.index: place
@@ -332,6 +369,7 @@ class LeasedItems:
     ) -> None:
         self._engine = engine
         self._lease = lease
+        self.session = lease.session
         self.domain = engine.core.namespace(lease.namespace).identity.tenant_salt
         self._first = first_block
         self._blocks = block_count

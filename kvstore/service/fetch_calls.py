@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from kvstore.core import Lease
+from kvstore.errors import InvalidArgument
 from kvstore.service import encode
-from kvstore.service.delivery import Part, framed, send_under
+from kvstore.service.delivery import Part, framed, send_frames, under
 from kvstore.service.engine import Engine, LeasedItems
 from kvstore.service.reader import Read
 from kvstore.service.session import Session
@@ -22,11 +23,15 @@ class FetchCalls:
         self._engine = engine
 
     async def fetch(self, request: pb.FetchRequest, session: Session, context: Context) -> None:
+        _check_offset(request)
         lease = self._engine.lease(request.lease_id, session.id)
         batches = self._sliced(lease, request) if request.slices > 1 else self._whole(lease, request)
-        async with aclosing(batches), aclosing(framed(batches)) as frames:
-            async for frame in frames:
-                await send_under(self._engine, lease, session, context, frame)
+        with under(self._engine, lease, session):
+            async with aclosing(batches), aclosing(framed(batches)) as frames:
+                # Never other bytes: what the lease covered may be another's once it has ended.
+                await send_frames(
+                    context, frames, may_send=lambda: self._engine.lease(lease.lease_id, session.id)
+                )
 
     async def _whole(self, lease: Lease, request: pb.FetchRequest) -> AsyncGenerator[list[Part], None]:
         leased = LeasedItems(
@@ -36,9 +41,11 @@ class FetchCalls:
             block_count=request.block_count,
             state=request.state,
         )
+        offset = request.offset
         async with aclosing(self._batches(leased)) as batches:
             async for parts in batches:
-                yield parts
+                yield [after(parts[0], offset), *parts[1:]] if offset else parts
+                offset = 0
 
     async def _sliced(self, lease: Lease, request: pb.FetchRequest) -> AsyncGenerator[list[Part], None]:
         engine = self._engine
@@ -62,6 +69,32 @@ class FetchCalls:
                 places = [leased.place_of(number + offset) for offset in range(len(reads))]
                 number += len(reads)
                 yield [_part(place, read) for place, read in zip(places, reads, strict=True)]
+
+
+def _check_offset(request: pb.FetchRequest) -> None:
+    if not request.offset:
+        return
+    if request.slices > 1:
+        allowed = "0 with slices, whose checksums are each slice's own"
+    elif not request.block_count and not request.state:
+        allowed = "0 where nothing is asked for"
+    else:
+        return
+    raise InvalidArgument("no item to go on in", field="offset", value=request.offset, allowed=allowed)
+
+
+def after(part: Part, offset: int) -> Part:
+    """The part without its first `offset` bytes, which the caller has; its header is the whole item's. InvalidArgument past
+    its end."""
+    header, payload = part
+    if header.missing:
+        return part
+    if offset > header.length:
+        raise InvalidArgument(
+            "past the end of the first item", field="offset", value=offset, allowed=f"0 to {header.length}"
+        )
+    header.offset = offset
+    return header, memoryview(payload)[offset:]
 
 
 def _part(place: tuple[ItemKind, int], read: Read) -> Part:

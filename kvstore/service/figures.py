@@ -83,6 +83,8 @@ def figures(engine: Engine) -> dict[str, float]:
         "disk_read_payload_bytes_total": engine.reader.read_bytes_total,
         "ssd_read_seconds_per_byte": engine.reader.rate.seconds_per_byte,
         **_memory(engine),
+        "loop_gap_seconds_max": engine.loop.longest_seconds,
+        "loop_gaps_long_total": engine.loop.long_total,
         "jobs_waiting": engine.writer.waiting,
         "commits_total": engine.writer.commits_total,
         "commits_failed_total": engine.writer.failed_commits_total,
@@ -114,9 +116,11 @@ def figures(engine: Engine) -> dict[str, float]:
         "mapped_items_total",
         "expired_leases_total",
         "upkeep_errors_total",
+        "unauthenticated_total",
         *(f"plans_{source}_total" for source in PLAN_SOURCES),
     ):
         values[name] = counts[name]
+    values["lookup_seconds_total"] = engine.lookup_seconds
     values.update(core.totals)
     counters = engine.log.counters()
     for name, value in counters.items():

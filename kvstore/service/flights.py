@@ -140,6 +140,8 @@ class Flights:
 
     def ahead(self, prompt: Prompt, found: LookupResult) -> tuple[int, float]:
         """(blocks right after those held that other sessions compute or write, seconds since the first was announced)."""
+        if not len(self.table):
+            return len(found.plan.wait_for), 0.0
         keys = prompt.keys[found.coverage.blocks :]
         count, first, _ = self.table.ahead(prompt.session, prompt.namespace, keys)
         return max(count, len(found.plan.wait_for)), 0.0 if first is None else self._now() - first.born

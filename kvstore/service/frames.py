@@ -19,19 +19,20 @@ FRAME_BYTES = 1 << 20
 
 H = TypeVar("H")
 
+Frame = tuple[list[H], list[memoryview]]
+"""The headers of the items that begin in it, and the pieces of its data."""
+
 
 class Cutter(Generic[H]):
-    """Cuts a stream of (header, payload) into frames of at most FRAME_BYTES.
-
-    A payload that is left whole by the cut is passed on as it is; all others are copied once.
-    """
+    """Cuts a stream of (header, payload) into frames of at most FRAME_BYTES. Nothing is copied: a frame's data are pieces of
+    the payloads, good for as long as those are."""
 
     def __init__(self) -> None:
         self._headers: list[H] = []
-        self._parts: list[BytesLike] = []
+        self._parts: list[memoryview] = []
         self._size = 0
 
-    def add(self, header: H, payload: BytesLike) -> Iterator[tuple[list[H], bytes]]:
+    def add(self, header: H, payload: BytesLike) -> Iterator[Frame[H]]:
         """Frames that are full with this item; what does not fill one is kept for the next call."""
         self._headers.append(header)
         view = memoryview(payload)
@@ -45,13 +46,13 @@ class Cutter(Generic[H]):
             self._parts.append(view[at:])
             self._size += len(view) - at
 
-    def rest(self) -> Iterator[tuple[list[H], bytes]]:
+    def rest(self) -> Iterator[Frame[H]]:
         """The last frame, if anything is left for it."""
         if self._headers or self._parts:
             yield self._take()
 
-    def _take(self) -> tuple[list[H], bytes]:
-        frame = self._headers, b"".join(self._parts)
+    def _take(self) -> Frame[H]:
+        frame = self._headers, self._parts
         self._headers, self._parts, self._size = [], [], 0
         return frame
 

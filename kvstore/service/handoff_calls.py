@@ -41,7 +41,7 @@ class HandoffCalls:
             or engine.config.handoff_ttl
         )
         lineage = encode.take_lineage(header.lineage, field="header.lineage")
-        engine.staging.take(header.length)
+        engine.staging.take(header.length, session.id)
         try:
             receiver = Receiver()
             incoming = Incoming("the handoff", header.length, Checks(header.crc32))
@@ -62,7 +62,7 @@ class HandoffCalls:
                 now=engine.time.monotonic(),
             )
         finally:
-            engine.staging.give_back(header.length)
+            engine.staging.give_back(header.length, session.id)
         return pb.HandoffTicket(ticket=ticket, seconds=seconds)
 
     def _check(self, header: pb.HandoffHeader) -> None:

@@ -11,7 +11,6 @@ from kvstore.service.engine import NO_SESSION, Engine, is_exact_only
 from kvstore.service.flights import Prompt, Waited
 from kvstore.service.session import Session
 from kvstore.service.status import Context
-from kvstore.types import BlockKey
 from kvstore.v1 import cache_pb2 as pb
 
 WAIT_SECONDS_MAX = 3600.0
@@ -42,7 +41,7 @@ class LookupCalls:
         prompt = Prompt(
             NO_SESSION if session is None else session.id,
             info.digest,
-            [BlockKey(key) for key in keys],
+            keys,
             request.prompt_tokens,
             info.profile.block_tokens,
             exact_only=is_exact_only(info.profile, exactness),
@@ -65,8 +64,11 @@ class LookupCalls:
         # From here to the answer nothing waits: who woke first announces before the next one looks.
         found = look(lease=request.lease)
         reply = encode.put_lookup(found, lease_seconds=engine.core.lease_seconds)
-        reply.waited_seconds = waited.seconds
-        reply.blocks_in_flight, reply.in_flight_seconds = engine.flights.ahead(prompt, found)
+        if waited.seconds:
+            reply.waited_seconds = waited.seconds
+        blocks, seconds = engine.flights.ahead(prompt, found)
+        if blocks:
+            reply.blocks_in_flight, reply.in_flight_seconds = blocks, seconds
         if session is not None and request.announce:
             flight = engine.flights.announce(prompt, found, inherits=waited.inherits)
             reply.flight_id = 0 if flight is None else flight.flight_id

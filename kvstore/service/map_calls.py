@@ -8,7 +8,7 @@ from contextlib import aclosing
 from kvstore.core import FetchItem, Lease
 from kvstore.errors import MemoryUnavailable
 from kvstore.memory import Extent, Slot
-from kvstore.service.delivery import send_under
+from kvstore.service.delivery import under
 from kvstore.service.engine import Engine, LeasedItems
 from kvstore.service.mapping import Row, absent, reply_of
 from kvstore.service.pins import Pins
@@ -25,11 +25,11 @@ class MapCalls:
 
     async def map(self, request: pb.MapRequest, session: Session, context: Context) -> None:
         engine = self._engine
-        if engine.pins is None:
+        if engine.pins is None or not session.takes_memory:
             raise MemoryUnavailable(
-                "this service has no memory that clients may map",
+                "this service has no memory that this session may map",
                 field="memory",
-                value="none",
+                value="none" if engine.pins is None else "none over a Session call",
                 allowed="Fetch, which brings the same bytes",
             )
         lease = engine.lease(request.lease_id, session.id)
@@ -41,10 +41,12 @@ class MapCalls:
             state=request.state,
         )
         replies = _Mapping(engine, engine.pins, lease, session, leased.domain).replies(request)
-        async with aclosing(replies):
-            async for reply in replies:
-                await send_under(engine, lease, session, context, reply)
-                engine.counts["mapped_items_total"] += len(reply.extent) - list(reply.extent).count(0)
+        with under(engine, lease, session):
+            async with aclosing(replies):
+                async for reply in replies:
+                    engine.lease(lease.lease_id, session.id)
+                    await context.write(reply)
+                    engine.counts["mapped_items_total"] += len(reply.extent) - list(reply.extent).count(0)
 
 
 class _Mapping:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
@@ -20,18 +21,20 @@ REQUEST_SECONDS_MAX = 5.0
 CONNECTIONS_MAX = 64
 
 
-def split_address(text: str) -> tuple[str, int]:
+def split_address(text: str, *, field: str = "metrics") -> tuple[str, int]:
     """(host, port) of HOST:PORT, with brackets around an IPv6 host."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+    if not colon or not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise ConfigError(
-            "not an address", field="metrics", value=text, allowed="HOST:PORT, as in 127.0.0.1:9464"
+            "not an address", field=field, value=text, allowed="HOST:PORT, as in 127.0.0.1:9464 or [::1]:9464"
         )
     return host, int(port)
 
 
 HELP = {
+    "loop_gap_seconds_max": "longest time that the event loop, and so every call, was held up, of the last two minutes",
+    "loop_gaps_long_total": "how often the event loop was held up for 20 ms or longer",
     "states_ssd": "window states on SSD: whole states and rows of blocks",
     "states_ssd_bytes": "bytes of window states on SSD, rows included",
     "states_ssd_budget_bytes": "the disk's share for window states",
@@ -69,6 +72,7 @@ HELP = {
     "handoff_takes_out": "handoffs on loan to workers, until they confirm",
     "stored_states_total": "window states that became visible on SSD, rows included",
     "stored_rows_total": "window rows of blocks that became visible on SSD",
+    "unauthenticated_total": "calls over TCP without a token that is known",
     "plans_rows_total": "lookups whose plan resumes from window rows",
     "retention_attained_share": "blocks that left at their time, of all that left by time or for want of room",
 }

@@ -21,6 +21,14 @@ log = logging.getLogger(__name__)
 # sockaddr_un.sun_path is 108 bytes on Linux with its ending zero byte.
 MAX_SOCKET_PATH_BYTES = 107
 _PR_SET_DUMPABLE = 4
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+KEPT_FREE_BYTES = 64 << 20
+OWN_MAPPING_BYTES = 4 << 20
+"""What is as large gets memory of its own, which goes back at once: several frames fit, whole staging areas do not."""
+
+DESCRIPTORS_LEAST = 128
+"""Segments and catalogue, sockets of calls, a few sessions, and some extents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +120,21 @@ def remove_stale_sockets(places: Places) -> None:
 
 
 def allow_descriptors(needed: int) -> None:
-    """Raise this process's limit of open files to `needed`, as far as it may be raised; a warning where that is less."""
+    """Raise this process's limit of open files to `needed`, as far as it may be raised; a warning where that is less, and
+    ConfigError where it is less than a service can do anything with."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(OSError, ValueError):  # some systems allow less than they say
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS_LEAST:
+        raise ConfigError(
+            "too few open files are allowed",
+            field="RLIMIT_NOFILE",
+            value=soft,
+            allowed=f"{DESCRIPTORS_LEAST} or more, and {needed} for all that is configured (ulimit -n)",
+        )
     if soft != resource.RLIM_INFINITY and soft < needed:
         log.warning(
             "open files are limited to %d, and %d may be needed: allow more, or fewer sessions", soft, needed
@@ -129,6 +145,21 @@ def give_back_freed_memory() -> None:
     """Let the system have what was freed: the C library keeps it for later, and a start frees as much as it keeps."""
     with suppress(OSError, AttributeError):  # not every C library can
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what frames on their way out were made in: giving it back to the system and getting it again
+    for each of them cost as much as sending it. At most KEPT_FREE_BYTES stay so."""
+    with suppress(OSError, AttributeError):  # not every C library can
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, OWN_MAPPING_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_FREE_BYTES)
+
+
+def collect_seldom() -> None:
+    """The collector of cycles walks young objects often, and all of them, which holds up everybody for tens of milliseconds where
+    there are many, only after some ten million."""
+    gc.set_threshold(2_000, 10, 500)
 
 
 @contextmanager

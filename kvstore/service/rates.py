@@ -46,24 +46,42 @@ class Rates:
 
     def __init__(self, reads: ReadRate) -> None:
         self.reads = reads
-        self._reported: OrderedDict[NamespaceDigest, Costs] = OrderedDict()
+        # What was given last, and what is known with it.
+        self._reported: OrderedDict[NamespaceDigest, tuple[Costs, Costs]] = OrderedDict()
+        # What was completed last: as given, at which rate of reads, the answer. Gone when more is known.
+        self._completed: dict[NamespaceDigest, tuple[Costs, float, Costs]] = {}
 
     def report(self, namespace: NamespaceDigest, given: Costs) -> None:
         """A caller has measured these: they hold for others of the namespace that know less."""
-        if given != UNKNOWN:
-            self._reported[namespace] = _filled(given, self._reported.pop(namespace, UNKNOWN))
-            if len(self._reported) > NAMESPACES:
-                self._reported.popitem(last=False)
+        if given == UNKNOWN:
+            return
+        last = self._reported.get(namespace)
+        if last is not None and last[0] == given:
+            self._reported.move_to_end(namespace)
+            return
+        self._reported.pop(namespace, None)
+        self._reported[namespace] = given, _filled(given, UNKNOWN if last is None else last[1])
+        self._completed.pop(namespace, None)
+        if len(self._reported) > NAMESPACES:
+            self._completed.pop(self._reported.popitem(last=False)[0], None)
 
     def complete(self, namespace: NamespaceDigest, given: Costs) -> Costs:
         """`given`, then what was reported in the namespace last, then what was measured here, then the defaults."""
-        known = _filled(given, self._reported.get(namespace, UNKNOWN))
-        return _filled(_filled(known, self._measured(known)), Costs())
+        own = self.reads.seconds_per_byte
+        last = self._completed.get(namespace)
+        if last is not None and last[1] == own and (last[0] is given or last[0] == given):
+            return last[2]
+        reported = self._reported.get(namespace)
+        known = given if reported is None else _filled(given, reported[1])
+        completed = _filled(_filled(known, self._measured(known, own)), Costs())
+        if len(self._completed) >= NAMESPACES:
+            self._completed.clear()
+        self._completed[namespace] = given, own, completed
+        return completed
 
-    def _measured(self, known: Costs) -> Costs:
+    def _measured(self, known: Costs, own: float) -> Costs:
         # What is read here has yet to reach the worker: no byte from SSD gets there sooner than one from memory.
         memory = known.seconds_per_memory_byte or Costs().seconds_per_memory_byte
-        own = self.reads.seconds_per_byte
         return replace(UNKNOWN, seconds_per_ssd_byte=max(own, memory) if own else 0.0)
 
 

@@ -42,16 +42,24 @@ batches."""
 MAPPED_BATCH_BYTES = 8 << 20
 """What is read to where it stays may come in larger ones, after a first one that comes soon: a drive wants more of it at once."""
 
+BATCH_MEMORY_BYTES = 16 << 20
+"""What of a batch is in memory stays there until it is sent; a reader that takes nothing keeps no more of it than this."""
+
 BATCH_ITEMS = 512
 """And of small items no more than these, so that listing them does not hold up the event loop."""
 
 
 class Sources(Protocol):
     """What the reader asks about the list that it reads. Called in the event loop's thread. `domain`: whose bytes these
-    are, so that they may lie in memory that others of it can map."""
+    are, so that they may lie in memory that others of it can map. `session`: for whom they are read, which has a share of the
+    gate."""
 
     @property
     def domain(self) -> str: ...
+
+    @property
+    def session(self) -> str:
+        """In whose name they are read."""
 
     async def settled(self) -> None:
         """Return when `again` tells of all moves that the log has made: at once, but while a segment is cleaned."""
@@ -88,14 +96,26 @@ class _Asked:
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """`slots`: where the items lie in memory, pinned; None for what is to be read, or lies in the pool. `disk_bytes`: of the
-    others, for which the gate is asked. `stale`: places that are nobody's any more since it was listed."""
+    """`slots`: where the items lie in memory, pinned; None for what is to be read, or lies in the pool. `memory_bytes`: in
+    slots when it was listed; `disk_bytes`: of the others, for which the gate is asked in the name of `session`, `limit_bytes`
+    at most. `stale`: places that are nobody's any more since it was listed."""
 
     first: int
     items: list[FetchItem | None] = field(default_factory=list)
     slots: list[Slot | None] = field(default_factory=list)
     disk_bytes: int = 0
+    memory_bytes: int = 0
+    limit_bytes: int = BATCH_BYTES
     stale: list[frozenset[Place]] = field(default_factory=list)
+    session: str = ""
+
+    def is_full_with(self, disk_bytes: int, memory_bytes: int) -> bool:
+        """Whether it would be too large with one more item of these."""
+        return (
+            self.disk_bytes + disk_bytes > self.limit_bytes
+            or self.memory_bytes + memory_bytes > BATCH_MEMORY_BYTES
+            or len(self.items) == BATCH_ITEMS
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +177,7 @@ class Reader:
         batch's payloads are good until the next one is asked for: the memory is used again. Who stops early closes the
         iterator (`aclosing`)."""
         asked = _Asked(sources, part, in_memory)
-        batches = self._cut(
-            items, sources.domain, part, most_bytes=MAPPED_BATCH_BYTES if in_memory else BATCH_BYTES
-        )
+        batches = self._cut(items, sources, part, most_bytes=MAPPED_BATCH_BYTES if in_memory else BATCH_BYTES)
         ahead = None
         try:
             ahead = self._start(batches, asked)
@@ -252,11 +270,11 @@ class Reader:
     async def _enter(self, batch: _Batch) -> None:
         # What needs nothing of the gate waits for nobody there.
         if batch.disk_bytes:
-            await self.gate.enter(batch.disk_bytes)
+            await self.gate.enter(batch.disk_bytes, batch.session)
 
     def _leave(self, batch: _Batch) -> None:
         if batch.disk_bytes:
-            self.gate.leave(batch.disk_bytes)
+            self.gate.leave(batch.disk_bytes, batch.session)
 
     async def _read_batch(self, batch: _Batch, asked: _Asked) -> _Loan:
         await self._enter(batch)
@@ -427,30 +445,29 @@ class Reader:
         return payloads
 
     def _cut(
-        self, items: Iterable[FetchItem | None], domain: str, part: Part | None, *, most_bytes: int
+        self, items: Iterable[FetchItem | None], sources: Sources, part: Part | None, *, most_bytes: int
     ) -> Generator[_Batch, None, None]:
-        """Batches, each with what of it is in memory, pinned for who takes it. They grow up to `most_bytes`."""
-        current = self._new(0)
-        limit_bytes = BATCH_BYTES
+        """Batches, each with what of it is in memory, pinned for who takes it. They grow up to `most_bytes` from the disk."""
+        current = self._new(0, sources.session)
         try:
             for number, item in enumerate(items):
                 place = None if item is None else item.place
-                slot = None if place is None else self._find(place, domain)
-                length = 0
+                slot = None if place is None else self._find(place, sources.domain)
+                disk_bytes = memory_bytes = 0
                 if place is not None and slot is None:
-                    length = place.length if part is None else part[1] - part[0]
-                is_full = current.disk_bytes + length > limit_bytes or len(current.items) == BATCH_ITEMS
-                if current.items and is_full:
-                    full, current = current, self._new(number)
-                    limit_bytes = min(2 * limit_bytes, most_bytes)
-                    current.items.append(item)
-                    current.slots.append(slot)
-                    current.disk_bytes = length
+                    disk_bytes = place.length if part is None else part[1] - part[0]
+                elif place is not None:
+                    memory_bytes = place.length
+                full = None
+                if current.items and current.is_full_with(disk_bytes, memory_bytes):
+                    full, current = current, self._new(number, sources.session)
+                    current.limit_bytes = min(2 * full.limit_bytes, most_bytes)
+                current.items.append(item)
+                current.slots.append(slot)
+                current.disk_bytes += disk_bytes
+                current.memory_bytes += memory_bytes
+                if full is not None:
                     yield full
-                else:
-                    current.items.append(item)
-                    current.slots.append(slot)
-                    current.disk_bytes += length
             if current.items:
                 last, current = current, _Batch(0)
                 yield last
@@ -458,8 +475,8 @@ class Reader:
             # What nobody took: the list ended with an error, or nobody wants more of it.
             self._unpin(current)
 
-    def _new(self, first: int) -> _Batch:
-        batch = _Batch(first)
+    def _new(self, first: int, session: str) -> _Batch:
+        batch = _Batch(first, session=session)
         self._listed.add(batch)
         return batch
 

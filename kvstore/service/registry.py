@@ -7,8 +7,9 @@ import asyncio
 import zlib
 from collections.abc import Callable, Sequence, Set
 
-from kvstore.core import Cleared, Core, Dropped, NamespaceInfo, describe
+from kvstore.core import Cleared, Core, Dropped, Gone, NamespaceInfo, describe
 from kvstore.prefix.identity import NamespaceIdentity
+from kvstore.service.turns import by_turns
 from kvstore.service.writer import Writer
 from kvstore.store.base import Place, Record, RecordKind, RecordLog
 from kvstore.store.records import Records
@@ -107,18 +108,22 @@ class Registry:
         """
 
         async def clear() -> Cleared:
-            cleared, _ = self._core.clear(digest)
+            blocks, states = await by_turns(self._core.clearing(digest), self._discard)
+            # Nothing is published meanwhile: what was reserved until now ends.
+            self._core.void_reservations(digest)
             emptied()
-            self._writer.room.discard(each.place for each in cleared.gone)
             infos = self._core.namespaces() if digest is None else [self._core.namespace(digest)]
             for first in range(0, len(infos), CLEARS_PER_APPEND):
                 # The clear covers the description as well, so that it is written anew behind it.
                 part = infos[first : first + CLEARS_PER_APPEND]
                 await self._record(part, before=[_clear(info) for info in part])
             await self._writer.room.survey()
-            return cleared
+            return Cleared(blocks, states, ())
 
         return await self._writer.alone(clear)
+
+    def _discard(self, gone: Sequence[Gone]) -> None:
+        self._writer.room.discard(each.place for each in gone)
 
     async def drop_states(self, digest: bytes | None, tier: Tier | None) -> Dropped:
         """States of one namespace or of all leave one tier or both, but for those that are leased.
@@ -128,11 +133,10 @@ class Registry:
         of it may be found again after a crash.
         """
         if tier is Tier.POOL:
-            return self._core.drop_states(digest, tier)
+            return await by_turns(self._core.dropping(digest, tier))
 
         async def drop() -> Dropped:
-            dropped = self._core.drop_states(digest, tier)
-            self._writer.room.discard(each.place for each in dropped.gone)
+            dropped = await by_turns(self._core.dropping(digest, tier), self._discard)
             infos = self._core.namespaces() if digest is None else [self._core.namespace(digest)]
             # The record covers every state of its namespace. It is written where nothing was dropped as well: an
             # earlier drop may have left it out.

@@ -26,6 +26,8 @@ EVICTION_STEP_BYTES_MAX = 8 << 20
 """Only whole segments come back, and what was used together was written together: so eviction goes on in steps of this
 part of a segment until one is free. A step is decided in the event loop's thread, and so is not larger than this."""
 
+DISCARDS_AT_ONCE = 2000
+
 LEAST_GAIN_PER_SEGMENT = 64
 """A clean that wins back less than this part of a segment is not repeated until more is dead."""
 
@@ -39,10 +41,10 @@ class InThread(Protocol):
 class SpaceDecisions(Protocol):
     """What the core decides about space. Called in the event loop's thread."""
 
-    def evict(self, need_bytes: int) -> list[Place]:
+    async def evict(self, need_bytes: int) -> list[Place]:
         """Take about so many bytes out of the index, states first; their places. Empty: nothing may go now."""
 
-    def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
+    async def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
         """The live records of a segment have moved, and those not named were damaged. Places nobody needs."""
 
     def left(self, places: Sequence[Place]) -> None:
@@ -113,7 +115,9 @@ class RoomMaker:
         return survey
 
     def _look(self, discards: list[Place]) -> Survey:
-        self._log.discard(discards)
+        # Some at a time: readers wait for the same lock.
+        for first in range(0, len(discards), DISCARDS_AT_ONCE):
+            self._log.discard(discards[first : first + DISCARDS_AT_ONCE])
         self._log.reclaim()
         room = self._log.room_bytes()
         space = self._log.space()
@@ -165,7 +169,7 @@ class RoomMaker:
         if is_tried and cheapest is not None and await self._clean(cheapest, for_hits=True):
             return True
         step = max(missing_bytes, self._segment_bytes // EVICTION_STEPS_PER_SEGMENT)
-        evicted = self._decisions.evict(min(step, EVICTION_STEP_BYTES_MAX))
+        evicted = await self._decisions.evict(min(step, EVICTION_STEP_BYTES_MAX))
         if evicted:
             self.discard(evicted)
             return True
@@ -204,7 +208,7 @@ class RoomMaker:
             self._still.set()
 
     async def _move(self, segment_id: int, *, for_hits: bool) -> bool:
-        dead_before = self._log.space().dead
+        dead_before = (await self._in_thread(self._log.space)).dead
         try:
             moves = await self._in_thread(lambda: self._log.clean(segment_id))
         except NoSpace:
@@ -219,9 +223,11 @@ class RoomMaker:
             self._allowance.copied(copied)
             self.copied_for_hits_total += copied
         # What was discarded while the copies were made names the old places.
-        self._discards = [moves.get(place, place) for place in self._discards]
-        self.discard(self._decisions.moved(segment_id, moves))
-        dead_after = self._log.space().dead
+        known = dict(moves)
+        unused = await self._decisions.moved(segment_id, moves)
+        self._discards = [known.get(place, place) for place in self._discards]
+        self.discard(unused)
+        dead_after = (await self._in_thread(self._log.space)).dead
         least = self._segment_bytes // LEAST_GAIN_PER_SEGMENT
         # Small records lie in segments that are never full of payload. Without this, they would be copied for ever.
         self._clean_above_dead_bytes = dead_after + least if dead_before - dead_after < least else 0

@@ -6,73 +6,60 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
-
-import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from kvstore.clock import Clock, SystemClock
 from kvstore.config import ServiceConfig
 from kvstore.core import Core, Limits, LoadReport
-from kvstore.errors import ConfigError, PolicyTooLarge
+from kvstore.errors import PolicyTooLarge
 from kvstore.memory import BlockCache, why_not_mapped
-from kvstore.memory.cache import EXTENT_BYTES
+from kvstore.memory.cache import EXTENT_BYTES, EXTENTS_MIN, extent_bytes_for
 from kvstore.policy.window import WindowPolicy
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.pool.states import StatePool
-from kvstore.service.admin_servicer import AdminServicer
-from kvstore.service.cache_servicer import CacheServicer
 from kvstore.service.engine import Engine
 from kvstore.service.figures import figures
 from kvstore.service.gate import ReadGate
+from kvstore.service.listening import Listeners
 from kvstore.service.metrics import MetricsPage, split_address
+from kvstore.service.opening import STOP_SIGNALS, StartStopped, keep_stop_signals_away, open_store
 from kvstore.service.pins import Pins
 from kvstore.service.process import (
     Places,
     allow_descriptors,
-    check_space,
     close_directory_to_others,
+    collect_seldom,
     collector_resting,
     forbid_dumps,
     give_back_freed_memory,
-    make_directory,
+    keep_freed_memory,
     remove_stale_sockets,
 )
 from kvstore.service.reader import Reader
 from kvstore.service.registry import Registry
+from kvstore.service.tcp import TcpEnd, tcp_end
 from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.upkeep import Upkeep
 from kvstore.service.writer import Writer
-from kvstore.store import RecordLog, Recovery, open_log
+from kvstore.store import RecordLog, Recovery
 from kvstore.store.records import Records
 from kvstore.store.space import segment_bytes_for
 from kvstore.store.wear import check_bytes_per_day
 from kvstore.types import BootId
-from kvstore.v1 import cache_pb2, cache_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-SENT_BYTES_MAX = 64 << 20
-RECEIVED_BYTES_MIN = 4 << 20
-RECEIVED_BYTES_PER_KEY = 128
-"""A request is as large as one Reserve call with the most items that are allowed, each of about 90 bytes. A message is
-parsed in the event loop's thread, and two bytes in it can become a whole item: 64 MiB of them took seconds and 3 GB."""
-
-CALLS_MAX = 8192
 READER_THREADS = 4
-FETCH_BYTES_MIN, FETCH_BYTES_MAX = 16 << 20, 256 << 20
-"""Payload bytes that all fetches together hold while they are read and sent: half of staging, between these."""
+LEASES_SHARE = 4
+"""One session has at most this part of all leases."""
 
-EXTENTS_MIN = 16
-"""A small cache is cut into smaller extents: sizes and domains do not share one."""
+INDEX_BYTES_PER_BLOCK = 200
+"""At most, for a million blocks; `index_bytes_per_block` is what it is."""
 
 GRACE_SECONDS = 10.0
 QUIET_SECONDS = 1.0
@@ -80,23 +67,14 @@ QUIET_SECONDS = 1.0
 LAST_CALLS_SECONDS = 2.0
 
 DESCRIPTORS_PER_SESSION = 5
-"""The session's own connection, twice, its calls', and its arena's, twice."""
+"""The session's own connection, twice, its calls', and its arena's, twice; or its connections over TCP."""
 DESCRIPTORS_PER_EXTENT = 2
 """One to pass on, and one that mmap keeps."""
 DESCRIPTORS_BESIDE = 1024
 """Segments, the catalogue, smaller extents, connections without a session, what the libraries need."""
 
-START_LOG_SECONDS = 3.0
-"""A start that takes longer says every so often how far it is."""
-
 LAST_USE_STEP_SECONDS = 3600.0
 """Last uses are persisted rounded up to this."""
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-_SERVICES = tuple(service.full_name for service in cache_pb2.DESCRIPTOR.services_by_name.values())
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def main_blocking(
@@ -116,8 +94,10 @@ def main_blocking(
     allow_descriptors(
         DESCRIPTORS_PER_SESSION * config.sessions + DESCRIPTORS_PER_EXTENT * extents + DESCRIPTORS_BESIDE
     )
+    keep_freed_memory()
     if not dumpable:
         forbid_dumps()
+    collect_seldom()
     serve = run_service(config, ready=ready)
     if sys.platform == "linux":
         import uvloop
@@ -134,24 +114,28 @@ async def run_service(
     clock = SystemClock() if clock is None else clock
     places = Places(Path(config.dir).absolute())
     places.check()
+    log.info(
+        "%s; the index takes about %d bytes a block beside that", config.memory_text(), INDEX_BYTES_PER_BLOCK
+    )
     WindowPolicy.check(config.policy)
     check_bytes_per_day(config.wear)
     if config.metrics:
         split_address(config.metrics)
+    tcp = tcp_end(config)
     segment_bytes = segment_bytes_for(config.disk, config.segment or None)
     stop = _stop_event()
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as ends:
         writer_thread = ends.enter_context(
-            ThreadPoolExecutor(1, "kvstore-writer", initializer=_keep_stop_signals_away)
+            ThreadPoolExecutor(1, "kvstore-writer", initializer=keep_stop_signals_away)
         )
         reader_threads = ends.enter_context(ThreadPoolExecutor(READER_THREADS, "kvstore-reader"))
         time = ServiceTime(clock)
         try:
             store, recovery = await loop.run_in_executor(
-                writer_thread, _open, places, config, segment_bytes, time, stop.is_set
+                writer_thread, open_store, places, config, segment_bytes, time, stop.is_set
             )
-        except _StartStopped:
+        except StartStopped:
             log.info("stopped while the store was being opened; it is as before")
             return
         ends.push_async_callback(loop.run_in_executor, writer_thread, store.close)
@@ -164,57 +148,11 @@ async def run_service(
                 store.buffered_because,
             )
         service = _Service(
-            config, places, store=store, recovery=recovery, time=time, segment_bytes=segment_bytes
+            config, places, store=store, recovery=recovery, time=time, segment_bytes=segment_bytes, tcp=tcp
         )
         # The service lets go of it once it is loaded.
         del recovery
         await service.run(writer_thread, reader_threads, stop=stop, ready=ready)
-
-
-def _keep_stop_signals_away() -> None:
-    """For a thread whose child reads the catalogue: children get its mask. A terminal, or who stops a group of processes,
-    signals the child too; it must not end before us, as if the catalogue could not be read."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-
-
-class _StartStopped(Exception):
-    """A stop signal came while the store was being opened."""
-
-
-def _open(
-    places: Places, config: ServiceConfig, segment_bytes: int, clock: Clock, is_stopped: Callable[[], bool]
-) -> tuple[RecordLog, Recovery]:
-    """Raises _StartStopped, and then holds nothing, when `is_stopped` says so at one of its steps."""
-    make_directory(places.directory)
-    check_space(places.directory, need_bytes=2 * segment_bytes, budget_bytes=config.disk)
-    store, recovery = open_log(
-        places.directory,
-        budget_bytes=config.disk,
-        segment_bytes=segment_bytes,
-        clock=clock,
-        progress=_StartLog(clock, is_stopped),
-    )
-    if is_stopped():
-        store.close()
-        raise _StartStopped
-    return store, recovery
-
-
-class _StartLog:
-    """Tells the log how far a start is, when it takes long; ends it with _StartStopped when it is to stop."""
-
-    def __init__(self, clock: Clock, is_stopped: Callable[[], bool]) -> None:
-        self._clock = clock
-        self._is_stopped = is_stopped
-        self._told = clock.monotonic()
-
-    def __call__(self, phase: str, done: int, total: int) -> None:
-        if self._is_stopped():
-            raise _StartStopped
-        now = self._clock.monotonic()
-        if now >= self._told + START_LOG_SECONDS:
-            self._told = now
-            log.info("starting: reading %s, %s of %s", phase, f"{done:,}", f"{total:,}")
 
 
 def _stop_event() -> asyncio.Event:
@@ -236,6 +174,7 @@ class _Service:
         recovery: Recovery,
         time: ServiceTime,
         segment_bytes: int,
+        tcp: TcpEnd | None,
     ) -> None:
         self._config = config
         self._places = places
@@ -243,7 +182,7 @@ class _Service:
         self._recovery = recovery
         self._time = time
         self._segment_bytes = segment_bytes
-        self._health = health.aio.HealthServicer()
+        self._tcp = tcp
 
     async def run(
         self,
@@ -256,19 +195,9 @@ class _Service:
         config = self._config
         engine = self._engine(writer_thread, reader_threads)
         async with AsyncExitStack() as ends:
-            await self._set_health(_NOT_SERVING)
-            server = self._server(engine)
-            try:
-                server.add_insecure_port(f"unix:{self._places.socket}")
-            except RuntimeError as error:
-                raise ConfigError(
-                    "the socket cannot be made: something else has that name, or the directory takes no new files",
-                    field="socket",
-                    value=self._places.socket,
-                ) from error
-            await server.start()
-            ends.push_async_callback(server.stop, 0)
-            self._places.socket.chmod(0o600)
+            listeners = Listeners(engine, socket=self._places.socket, tcp=self._tcp)
+            ends.push_async_callback(listeners.stop, 0)
+            await listeners.start()
             report = await self._load(engine, writer_thread)
             writing = asyncio.create_task(engine.writer.run(), name="writer")
             ends.push_async_callback(_finish, writing)
@@ -288,20 +217,21 @@ class _Service:
             expiring = asyncio.create_task(upkeep.run(), name="upkeep")
             ends.callback(expiring.cancel)
             engine.ready = True
-            await self._set_health(_SERVING)
+            await listeners.set_serving(True)
             self._tell(engine, report, self._time.uptime())
             if ready is not None:
                 ready()
             await stop.wait()
             log.info("stopping: no new work, up to %g s for what is under way", GRACE_SECONDS)
-            await self._set_health(_NOT_SERVING)
+            await listeners.set_serving(False)
             engine.draining = True
             engine.flights.close()
             listener.close()
             left = await engine.activity.wait_idle(
                 GRACE_SECONDS - LAST_CALLS_SECONDS, quiet_seconds=QUIET_SECONDS
             )
-            await server.stop(LAST_CALLS_SECONDS)
+            engine.sessions.close_calls()
+            await listeners.stop(LAST_CALLS_SECONDS)
             await upkeep.note_uses()
             log.info("stopped with %d leases, reservations and takes still open", left)
         for path in (self._places.socket, self._places.session_socket):
@@ -323,12 +253,12 @@ class _Service:
             limits=Limits(
                 keys=config.keys,
                 leases=config.leases,
+                leases_per_session=max(1, config.leases // LEASES_SHARE),
                 reserved_items=config.keys,
                 prompt_tokens=config.prompt_tokens,
             ),
             on_lease_end=(lambda lease_id: None) if pins is None else pins.end,
         )
-        fetch_bytes = min(max(config.staging_bytes // 2, FETCH_BYTES_MIN), FETCH_BYTES_MAX)
         engine = Engine(
             config,
             boot=BootId(secrets.token_bytes(16)),
@@ -340,7 +270,7 @@ class _Service:
             reader=Reader(
                 self._store,
                 executor=reader_threads,
-                gate=ReadGate(fetch_bytes),
+                gate=ReadGate(config.parts.fetch),
                 clock=self._time,
                 memory=memory,
             ),
@@ -367,7 +297,7 @@ class _Service:
             log.warning("nothing is kept in memory for clients to map: %s", because)
             return None
         budget = self._config.cache_bytes
-        return BlockCache(budget, extent_bytes=min(EXTENT_BYTES, budget // EXTENTS_MIN))
+        return BlockCache(budget, extent_bytes=extent_bytes_for(budget))
 
     async def _load(self, engine: Engine, thread: ThreadPoolExecutor) -> LoadReport:
         """The index, from what recovery found. In a thread: nobody else has the core yet, and health is to answer."""
@@ -377,7 +307,7 @@ class _Service:
                 thread,
                 lambda: engine.core.load(recovery.records, recovery.policies, now_wall=engine.time.wall()),
             )
-        engine.registry.load(recovery.records)
+            await asyncio.get_running_loop().run_in_executor(thread, engine.registry.load, recovery.records)
         self._warn_of_policies(engine)
         engine.writer.room.discard(report.discard)
         # A million records are not kept for the sake of what follows; nor is the memory that handling them took.
@@ -392,32 +322,6 @@ class _Service:
                 engine.core.check_share(info)
             except PolicyTooLarge as error:
                 log.warning("namespace %r keeps its policy, which would be refused now: %s", info.name, error)
-
-    def _server(self, engine: Engine) -> grpc.aio.Server:
-        server = grpc.aio.server(
-            options=[
-                ("grpc.max_send_message_length", SENT_BYTES_MAX),
-                (
-                    "grpc.max_receive_message_length",
-                    max(RECEIVED_BYTES_MIN, RECEIVED_BYTES_PER_KEY * self._config.keys),
-                ),
-            ],
-            maximum_concurrent_rpcs=CALLS_MAX,
-        )
-        added = cast(Any, cache_pb2_grpc)
-        added.add_CacheServicer_to_server(CacheServicer(engine), server)
-        added.add_AdminServicer_to_server(
-            AdminServicer(engine, on_drain=lambda: self._set_health(_NOT_SERVING)), server
-        )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection(
-            (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
-        )
-        return server
-
-    async def _set_health(self, status: int) -> None:
-        for service in ("", *_SERVICES):
-            await self._health.set(service, status)
 
     def _tell(self, engine: Engine, report: LoadReport, seconds: float) -> None:
         statistics = engine.core.statistics()

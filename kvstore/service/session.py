@@ -1,4 +1,5 @@
-"""Sessions: one connection to the session socket is one client process. Its end gives back all that it held."""
+"""Sessions: one connection to the session socket, or one Session call, is one client process. Its end gives back all that
+it held."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -36,9 +37,14 @@ class Session:
     pid: int
     ended: asyncio.Future[None] = field(repr=False)
     hang_up: Callable[[], None] = field(repr=False)
-    _tell: Tell = field(repr=False)
+    _tell: Tell | None = field(repr=False)
     extents: set[Extent] = field(default_factory=set, repr=False)
     """Those whose descriptors it was given: it may read them until it ends."""
+
+    @property
+    def takes_memory(self) -> bool:
+        """Whether it can be told of memory at all: not where its connection is a call."""
+        return self._tell is not None
 
     def give(self, extent: Extent) -> bool:
         """Tell the other end of an extent, with its descriptor; whether it has it now. It has not where this system has
@@ -54,6 +60,8 @@ class Session:
         return self._say({"arena": arena.number, "bytes": arena.bytes}, arena.descriptor)
 
     def _say(self, line: dict[str, object], descriptor: int) -> bool:
+        if self._tell is None:
+            return False
         try:
             return self._tell(line, descriptor)
         except ConnectionError as error:
@@ -84,10 +92,9 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(
-        self, pid: int, hang_up: Callable[[], None], tell: Tell = lambda line, descriptor: False
-    ) -> Session:
-        """`hang_up` ends the connection from our side; `tell` writes to it. LimitExceeded past the limit."""
+    def begin(self, pid: int, hang_up: Callable[[], None], tell: Tell | None = None) -> Session:
+        """`hang_up` ends the connection from our side; `tell` writes to it, if it can carry descriptors. LimitExceeded past
+        the limit."""
         if len(self._open) >= self._limit:
             raise LimitExceeded(
                 "too many open sessions",
@@ -112,16 +119,23 @@ class Sessions:
         session = self._open.get(number)
         if session is None:
             raise UnknownSession(
-                "no such open session; connect to the session socket for a new one",
+                "no such open session; connect to the session socket, or make a Session call, for a new one",
                 field="kvstore-session",
                 value=number or "(none)",
-                allowed="the number in the hello line of an open session connection",
+                allowed="the number in the hello of an open session",
             )
         return session
 
     def close_all(self) -> None:
         """The service is going: hang up on everyone."""
-        for session in list(self._open.values()):
+        self._close(list(self._open.values()))
+
+    def close_calls(self) -> None:
+        """Hang up on those whose connection is a call, so that none is left that others would wait for."""
+        self._close([session for session in self._open.values() if not session.takes_memory])
+
+    def _close(self, sessions: Iterable[Session]) -> None:
+        for session in sessions:
             session.hang_up()
             self.end(session)
 

@@ -1,8 +1,9 @@
-"""Bytes that wait between a client and the disk on their way in: bounded in all."""
+"""Bytes that wait between a client and the disk on their way in: bounded in all, and for each session."""
 
 from __future__ import annotations
 
 from kvstore.errors import LimitExceeded
+from kvstore.service.shares import NOBODY, Shares
 
 
 class Staging:
@@ -12,10 +13,19 @@ class Staging:
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
         self.refused_total = 0
+        self._shares = Shares(limit_bytes)
 
-    def take(self, length: int) -> None:
+    def take(self, length: int, session: str = NOBODY) -> None:
         """Claim room for `length` bytes, or LimitExceeded: nobody waits here, since what would free the room may be
         waiting too."""
+        if not self._shares.allows(session, length):
+            self.refused_total += 1
+            raise LimitExceeded(
+                "no room for more bytes of this session on their way in; commit or abort first",
+                field="staging_per_session",
+                value=self._shares.held(session) + length,
+                allowed=f"{self._shares.share_bytes} bytes, or one item alone",
+            )
         if self.held_bytes + length > self.limit_bytes:
             self.refused_total += 1
             raise LimitExceeded(
@@ -25,7 +35,9 @@ class Staging:
                 allowed=f"{self.limit_bytes} bytes for all sessions together",
             )
         self.held_bytes += length
+        self._shares.take(session, length)
 
-    def give_back(self, length: int) -> None:
+    def give_back(self, length: int, session: str = NOBODY) -> None:
+        self._shares.give_back(session, length)
         assert 0 <= length <= self.held_bytes, f"{length} of {self.held_bytes} staged bytes given back"
         self.held_bytes -= length

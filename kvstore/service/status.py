@@ -30,6 +30,7 @@ CODES: dict[str, grpc.StatusCode] = {
     "UNKNOWN_RESERVATION": _Code.NOT_FOUND,
     "UNKNOWN_TICKET": _Code.NOT_FOUND,
     "UNKNOWN_SESSION": _Code.FAILED_PRECONDITION,
+    "UNAUTHENTICATED": _Code.UNAUTHENTICATED,
     "GEOMETRY_MISMATCH": _Code.FAILED_PRECONDITION,
     "PARENT_MISSING": _Code.FAILED_PRECONDITION,
     "DAMAGED_BYTES": _Code.DATA_LOSS,
@@ -61,7 +62,8 @@ R = TypeVar("R")
 A = TypeVar("A")
 
 
-async def _abort(context: Context, error: KvstoreError) -> NoReturn:
+async def refuse(context: Context, error: KvstoreError) -> NoReturn:
+    """End the call with the error's status."""
     await context.abort(CODES[error.code], str(error)[:MAX_MESSAGE_CHARS], ((ERROR_METADATA, error.code),))
 
 
@@ -82,10 +84,10 @@ def answering(method: Callable[[S, R, Context], Awaitable[A]]) -> Callable[[S, R
             servicer.check_ready()
             return await method(servicer, request, context)
         except KvstoreError as error:
-            await _abort(context, error)
+            await refuse(context, error)
         except DecodeError as error:
             # Of a frame of a stream; gRPC answers for single requests before they come here.
-            await _abort(context, InvalidArgument(f"not a message of this call: {error}", field="frame"))
+            await refuse(context, InvalidArgument(f"not a message of this call: {error}", field="frame"))
         except Exception:  # noqa: BLE001 -- the last line of defence: logged whole, and answered with its number
             await _abort_unexpected(context, method.__name__)
 

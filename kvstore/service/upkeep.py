@@ -6,13 +6,15 @@ import asyncio
 import logging
 
 from kvstore.service.engine import Engine
+from kvstore.store.base import Place
 
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 1.0
 USES_EVERY_SECONDS = 60.0
-EXPIRED_BLOCKS_AT_ONCE = 1000
-"""About 10 ms of the event loop's time."""
+EXPIRED_BLOCKS_AT_ONCE = 400
+USES_AT_ONCE = 2000
+"""Each some milliseconds of the event loop's time."""
 
 
 class Upkeep:
@@ -23,6 +25,13 @@ class Upkeep:
         self._uses_due = engine.time.monotonic() + USES_EVERY_SECONDS
 
     async def run(self) -> None:
+        watching = asyncio.create_task(self._engine.loop.run(), name="loop watch")
+        try:
+            await self._steps()
+        finally:
+            watching.cancel()
+
+    async def _steps(self) -> None:
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
             try:
@@ -33,7 +42,7 @@ class Upkeep:
 
     async def step(self) -> None:
         engine = self._engine
-        engine.expire()
+        await engine.expire()
         while engine.expire_blocks(limit=EXPIRED_BLOCKS_AT_ONCE):
             await asyncio.sleep(0)  # the calls that wait have their turn
         if engine.writer.room.waiting:
@@ -48,7 +57,10 @@ class Upkeep:
 
         async def note() -> None:
             # Taken when it is this job's turn: a clean before it would have moved the places.
-            uses = list(engine.core.take_uses())
+            uses: list[tuple[Place, float]] = []
+            for _ in range(0, engine.core.uses_waiting, USES_AT_ONCE):
+                uses += engine.core.take_uses(USES_AT_ONCE)
+                await asyncio.sleep(0)
             if uses:
                 await engine.writer.in_thread(lambda: engine.log.note_uses(uses))
 

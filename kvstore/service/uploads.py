@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.core.base import Granted, Written
@@ -33,10 +33,11 @@ class Upload:
     closed: bool = False
     _slices: dict[tuple[ItemKind, int], Sequence[int]] = field(default_factory=dict)
 
-    def records(self) -> list[tuple[Granted, Record]]:
-        """What goes to the log, parents first: the order of the Reserve call."""
+    def records(self, indexes: Iterable[int]) -> list[tuple[Granted, Record]]:
+        """What of these items goes to the log, in their order."""
         found = []
-        for index, granted in self.granted.items():
+        for index in indexes:
+            granted = self.granted[index]
             if index in self.arrived and granted.item.to_ssd:
                 incoming = self.arrived[index]
                 item = granted.item
@@ -70,10 +71,11 @@ class Upload:
             self._slices[shape] = slice_ends(self.profile, item.kind, item.length)
         return self._slices[shape]
 
-    def results(self, places: dict[int, Place]) -> dict[ItemId, Written]:
-        """What became of the items: those for SSD whose place is missing were not written."""
+    def results(self, places: dict[int, Place], indexes: Iterable[int]) -> dict[ItemId, Written]:
+        """What became of these items, which have arrived: those for SSD whose place is missing were not written."""
         results = {}
-        for index, incoming in self.arrived.items():
+        for index in indexes:
+            incoming = self.arrived[index]
             item = self.granted[index].item
             if not item.to_ssd or index in places:
                 payload = incoming.payload() if item.to_pool else None
@@ -137,7 +139,7 @@ class Uploads:
                 allowed=f"{granted.item.length}",
             )
         self._check_unwritten(upload, index)
-        self._staging.take(length)
+        self._staging.take(length, upload.session)
         upload.staged_bytes += length
         # Large records are put together as they will lie on the disk; what the pool keeps has memory of its own.
         item = granted.item
@@ -159,7 +161,7 @@ class Uploads:
         """Bytes of a Write call that failed."""
         if upload.reservation_id in self._open:
             upload.staged_bytes -= length
-            self._staging.give_back(length)
+            self._staging.give_back(length, upload.session)
 
     def close(self, upload: Upload) -> None:
         """Take nothing more in: it is being committed."""
@@ -171,7 +173,7 @@ class Uploads:
         upload = self._open.pop(reservation_id, None)
         if upload is not None:
             upload.closed = True
-            self._staging.give_back(upload.staged_bytes)
+            self._staging.give_back(upload.staged_bytes, upload.session)
             for incoming in upload.arrived.values():
                 if incoming.slot is not None:
                     self._slots.give_back(incoming.slot)

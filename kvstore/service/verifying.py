@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kvstore.errors import InvalidArgument, KvstoreError, LimitExceeded
-from kvstore.service.engine import Engine, places_of
+from kvstore.service.engine import Engine
+from kvstore.service.turns import in_parts
 from kvstore.store.base import Damage, Verified
 
 BYTES_PER_SECOND = 100 << 20
@@ -65,8 +66,9 @@ class Verifying:
         engine = self._engine
         loop = asyncio.get_running_loop()
         begun = told = loop.time()
-        progress = Progress(bytes_total=engine.log.space().live)
-        for segment_id in engine.log.segment_ids():
+        space = await loop.run_in_executor(None, engine.log.space)
+        progress = Progress(bytes_total=space.live)
+        for segment_id in await loop.run_in_executor(None, engine.log.segment_ids):
             begin: int | None = 0
             while begin is not None:
                 step = await loop.run_in_executor(None, self._step, segment_id, begin)
@@ -90,8 +92,8 @@ class Verifying:
         """What can be said again is written anew; the rest is a miss."""
         engine = self._engine
         places = [damage.place for damage in damages]
-        gone = engine.core.forget_places(places)
+        async for part in in_parts(places):
+            engine.discard(engine.core.forget_places(part))
         engine.counts["verify_damages_total"] += len(damages)
-        engine.writer.room.discard(places_of(gone))
         with suppress(KvstoreError):  # the catalogue keeps them, and the next start tries again
             await engine.registry.renew(set(places))

@@ -12,9 +12,11 @@ from typing import Any, Protocol, TypeVar
 
 from kvstore.clock import Clock, SystemClock
 from kvstore.core.base import CommitReport
+from kvstore.core.steps import ITEMS_AT_ONCE
 from kvstore.errors import KvstoreError, LimitExceeded, NoSpace, Unavailable
 from kvstore.service.room import RoomMaker, SpaceDecisions
-from kvstore.store.base import Place, Record, RecordLog
+from kvstore.service.turns import mapped
+from kvstore.store.base import Place, Record, RecordLog, Space
 from kvstore.store.device import NOT_FOR_WANT_OF_ROOM
 from kvstore.store.wear import WearBudget
 
@@ -31,23 +33,30 @@ KEEP_SECONDS_FIRST, KEEP_SECONDS_MAX = 5.0, 600.0
 
 
 class Publisher(Protocol):
-    """What makes durable bytes visible. Called in the event loop's thread, commit by commit in queue order."""
+    """A commit. Called in the event loop's thread, commit by commit in queue order."""
 
-    def publish(self, places: Sequence[Place | None]) -> CommitReport:
-        """`places` of the commit's records in their order; None for what did not become durable."""
+    async def records(self) -> Sequence[Record]:
+        """What is to be durable, parents first. Asked for once, when it is the commit's turn."""
+
+    async def publish(self, places: Sequence[Place | None]) -> CommitReport:
+        """Make durable bytes visible. `places` of the records in their order; None for what did not become durable."""
 
 
 @dataclass(eq=False, slots=True)
 class _Commit:
-    records: Sequence[Record]
     publisher: Publisher
     done: asyncio.Future[CommitReport]
+    records: Sequence[Record] = ()
+    payload_bytes: int = 0
     places: list[Place] = field(default_factory=list)
     error: Exception | None = None
 
-    @property
-    def payload_bytes(self) -> int:
-        return sum(memoryview(record.payload).nbytes for record in self.records)
+    async def prepare(self) -> None:
+        try:
+            self.records = await self.publisher.records()
+        except Exception as error:  # noqa: BLE001 -- carried to the caller; the pipeline serves the next commit
+            self.error = error
+        self.payload_bytes = sum(await mapped(lambda _, record: bytes_of([record]), self.records))
 
 
 @dataclass(eq=False, slots=True)
@@ -116,9 +125,9 @@ class Writer:
 
     # ---- for callers --------------------------------------------------------------------------------------------
 
-    async def commit(self, records: Sequence[Record], publisher: Publisher) -> CommitReport:
-        """Make the records durable, then publish. Raises what kept any of them from it; the others are published."""
-        job = _Commit(records, publisher, asyncio.get_running_loop().create_future())
+    async def commit(self, publisher: Publisher) -> CommitReport:
+        """Make its records durable, then publish. Raises what kept any of them from it; the others are published."""
+        job = _Commit(publisher, asyncio.get_running_loop().create_future())
         self._put(job)
         return await asyncio.shield(job.done)
 
@@ -173,25 +182,35 @@ class Writer:
 
     async def append(self, records: Sequence[Record]) -> list[Place]:
         """Make room and append, durably. For jobs that run alone, and for the pipeline itself."""
-        size = sum(memoryview(record.payload).nbytes for record in records)
+        size = await self._work(len(records), lambda: bytes_of(records))
         await self.room.make(size)
         try:
-            places = await self.in_thread(lambda: self._log.append(records))
+            places = await self._append(records)
         except NoSpace as error:
             if error.value in NOT_FOR_WANT_OF_ROOM:
                 raise
             # Many small records need more than their payloads: a fresh segment has room for any one append.
             await self.room.make(self._log.largest_append_bytes())
             try:
-                places = await self.in_thread(lambda: self._log.append(records))
+                places = await self._append(records)
             except NoSpace as error:
                 places = await self._append_on_a_full_disk(records, error)
         self._keep_seconds = KEEP_SECONDS_FIRST
-        self.room.space = self._log.space()
         self.room.appended(size)
         self.note_wear()
         self.appends_total += 1
         return places
+
+    async def _append(self, records: Sequence[Record]) -> list[Place]:
+        def append() -> tuple[list[Place], Space]:
+            return self._log.append(records), self._log.space()
+
+        places, self.room.space = await self.in_thread(append)
+        return places
+
+    async def _work(self, items: int, work: Callable[[], T]) -> T:
+        """Here where it is short, else in the writer's thread."""
+        return work() if items <= ITEMS_AT_ONCE else await self.in_thread(work)
 
     async def _append_on_a_full_disk(self, records: Sequence[Record], error: NoSpace) -> list[Place]:
         """Others have filled the file system, and the budget is not the limit: let a segment go and try once more. Where
@@ -207,7 +226,7 @@ class Writer:
                 error,
             )
         try:
-            return await self.in_thread(lambda: self._log.append(records))
+            return await self._append(records)
         except NoSpace:
             self._keep_until = loop.time() + self._keep_seconds
             self._keep_seconds = min(2 * self._keep_seconds, KEEP_SECONDS_MAX)
@@ -215,16 +234,16 @@ class Writer:
 
     # ---- what making room asks ----------------------------------------------------------------------------------
 
-    def evict(self, need_bytes: int) -> list[Place]:
-        return self._decisions.evict(need_bytes)
+    async def evict(self, need_bytes: int) -> list[Place]:
+        return await self._decisions.evict(need_bytes)
 
-    def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
+    async def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
         """Records of the commits under way are durable but not published: only this batch knows their places. Those
         that the batch has published already are the others' to follow."""
         for commit in self._batch:
             if not commit.done.done():
                 commit.places = [moves.pop(place, place) for place in commit.places]
-        return self._decisions.moved(segment_id, moves)
+        return await self._decisions.moved(segment_id, moves)
 
     def left(self, places: Sequence[Place]) -> None:
         self._decisions.left(places)
@@ -254,6 +273,7 @@ class Writer:
             job.done.set_result(result)
 
     async def _gather(self, first: _Commit) -> list[_Commit]:
+        await first.prepare()
         batch, size = [first], first.payload_bytes
         end = asyncio.get_running_loop().time() + self._gather_seconds
         while size < self._gather_bytes:
@@ -265,6 +285,7 @@ class Writer:
             if not isinstance(job, _Commit):
                 self._next = job
                 break
+            await job.prepare()
             batch.append(job)
             size += job.payload_bytes
         return batch
@@ -272,18 +293,19 @@ class Writer:
     async def _run_commits(self, batch: list[_Commit]) -> None:
         self._batch = batch
         try:
-            for part in self._parts(batch):
+            count = sum(len(commit.records) for commit in batch)
+            for part in await self._work(count, lambda: self._parts(batch)):
                 await self._append_part(part)
         except Exception as error:  # noqa: BLE001 -- carried to the callers; the pipeline serves the next batch
             for commit in batch:
                 commit.error = commit.error or error
         for commit in batch:
             if not commit.done.done():
-                self._publish(commit)
+                await self._publish(commit)
         self._batch = ()
 
     def _parts(self, batch: list[_Commit]) -> list[list[tuple[_Commit, list[Record]]]]:
-        """The batch cut into appends, in order: each within the limits of one append."""
+        """The batch cut into appends, in order: each within the limits of one append. In the writer's thread."""
         limit = min(self._gather_bytes, self._log.largest_append_bytes())
         if self.wear.limited:
             limit = min(limit, self.wear.most_bytes)
@@ -308,10 +330,10 @@ class Writer:
         if not part:
             return
         try:
-            self.check_wear(
-                sum(memoryview(record.payload).nbytes for _, records in part for record in records)
-            )
-            places = await self.append([record for _, records in part for record in records])
+            joined = [record for _, records in part for record in records]
+            if self.wear.limited:
+                self.check_wear(bytes_of(joined))
+            places = await self.append(joined)
         except NoSpace as error:
             if len(part) > 1:
                 # Together they may need more than there is; each alone may not.
@@ -329,13 +351,13 @@ class Writer:
                 at += len(records)
         for commit, _ in part:
             if commit.error is not None or len(commit.places) == len(commit.records):
-                self._publish(commit)
+                await self._publish(commit)
 
-    def _publish(self, commit: _Commit) -> None:
+    async def _publish(self, commit: _Commit) -> None:
         missing = len(commit.records) - len(commit.places)
         assert commit.error is not None or not missing, "a commit ends whole or with an error"
         try:
-            report = commit.publisher.publish([*commit.places, *[None] * missing])
+            report = await commit.publisher.publish([*commit.places, *[None] * missing])
         except Exception as error:  # noqa: BLE001 -- carried to the caller; the pipeline serves the next commit
             commit.done.set_exception(error)
             return
@@ -346,6 +368,11 @@ class Writer:
             commit.done.set_exception(commit.error)
         else:
             commit.done.set_result(report)
+
+
+def bytes_of(records: Sequence[Record]) -> int:
+    """Of all payloads."""
+    return sum(memoryview(record.payload).nbytes for record in records)
 
 
 def _mark_read(done: asyncio.Future[Any]) -> None:

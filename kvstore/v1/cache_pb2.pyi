@@ -690,6 +690,26 @@ class DropStatesReply(_message.Message):
     kept: int
     def __init__(self, dropped: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
 
+class SetMemoryRequest(_message.Message):
+    __slots__ = ("cache", "pool")
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    cache: int
+    pool: int
+    def __init__(self, cache: _Optional[int] = ..., pool: _Optional[int] = ...) -> None: ...
+
+class Memory(_message.Message):
+    __slots__ = ("cache_budget", "cache_allocated", "pool_budget", "pool_held")
+    CACHE_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    CACHE_ALLOCATED_FIELD_NUMBER: _ClassVar[int]
+    POOL_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    POOL_HELD_FIELD_NUMBER: _ClassVar[int]
+    cache_budget: int
+    cache_allocated: int
+    pool_budget: int
+    pool_held: int
+    def __init__(self, cache_budget: _Optional[int] = ..., cache_allocated: _Optional[int] = ..., pool_budget: _Optional[int] = ..., pool_held: _Optional[int] = ...) -> None: ...
+
 class ListNamespacesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -844,6 +844,11 @@ class AdminStub(object):
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.DropStatesRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_cache__pb2.DropStatesReply.FromString,
                 _registered_method=True)
+        self.SetMemory = channel.unary_unary(
+                '/kvstore.v1.Admin/SetMemory',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.SetMemoryRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.Memory.FromString,
+                _registered_method=True)
         self.ListNamespaces = channel.unary_unary(
                 '/kvstore.v1.Admin/ListNamespaces',
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.ListNamespacesRequest.SerializeToString,
@@ -894,6 +899,14 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetMemory(self, request, context):
+        """Change what the block cache and the pool may take, until the next start; without either, only tell. What shrinks gives its
+        memory back at once but for what is being read, or mapped by a session: that follows when it ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListNamespaces(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -935,6 +948,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DropStates,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.DropStatesRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_cache__pb2.DropStatesReply.SerializeToString,
+            ),
+            'SetMemory': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetMemory,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.SetMemoryRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.Memory.SerializeToString,
             ),
             'ListNamespaces': grpc.unary_unary_rpc_method_handler(
                     servicer.ListNamespaces,
@@ -1082,6 +1100,33 @@ class Admin(object):
             '/kvstore.v1.Admin/DropStates',
             kvstore_dot_v1_dot_cache__pb2.DropStatesRequest.SerializeToString,
             kvstore_dot_v1_dot_cache__pb2.DropStatesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/SetMemory',
+            kvstore_dot_v1_dot_cache__pb2.SetMemoryRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.Memory.FromString,
             options,
             channel_credentials,
             insecure,

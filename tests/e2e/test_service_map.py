@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from kvstore.v1 import cache_pb2 as pb
 from tests.e2e.service_raw import Chain, Raw, error_of, payload_of
 from tests.support import service as process
 from tests.support.mapping import Mapped, extents_of, header_of
+from tests.support.polling import wait_for
 from tests.support.service import ServiceProcess, running_service
 
 pytestmark = pytest.mark.skipif(bool(why_not_mapped()), reason=why_not_mapped() or "it is mapped")
@@ -34,13 +34,6 @@ def session(service: ServiceProcess) -> Iterator[tuple[Raw, Mapped]]:
         mapped = Mapped(raw)
         yield raw, mapped
         mapped.close()
-
-
-def wait_for(read: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Ask again until it is so; the question itself takes a while, so this needs no pause."""
-    end = time.monotonic() + seconds
-    while not read():
-        assert time.monotonic() < end, "it did not come to be"
 
 
 def blocks_of(chain: Chain, found: pb.LookupReply) -> int:

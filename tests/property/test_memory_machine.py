@@ -97,6 +97,12 @@ class Machine(RuleBasedStateMachine):
         ended, self.given = self.given[:count], self.given[count:]
         self.cache.take_back(ended)
 
+    @rule(budget=st.sampled_from([0, EXTENT, BUDGET // 2, BUDGET]))
+    def resize(self, budget: int) -> None:
+        self.cache.resize(budget)
+        if not (self.pinned or self.begun or self.given):
+            assert self.cache.allocated_bytes <= budget
+
     @precondition(lambda self: self.content)
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:

@@ -92,6 +92,7 @@ class Rig:
     forgotten: list[FetchItem] = field(default_factory=list)
     lease_ended: bool = False
     domain: str = "tenant"
+    session: str = ""
     threads: HeldThreads = field(default_factory=HeldThreads)
     settle: Callable[[], None] = lambda: None
 

@@ -107,6 +107,7 @@ def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
         "dir",
         "disk",
         "segment",
+        "memory",
         "pool",
         "pool_ttl",
         "handoff",
@@ -127,4 +128,10 @@ def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
         "commit_wait",
         "wear",
         "metrics",
+        "listen",
+        "tls_cert",
+        "tls_key",
+        "token_file",
+        "unsafe_plaintext_tcp",
+        "unsafe_no_token",
     ]

@@ -213,3 +213,22 @@ def test_a_leased_bounded_block_is_not_replaced(rig: CoreRig) -> None:
     assert len(report.discard) == 3, "leased meanwhile: the new bytes are given back"
     assert rig.core.statistics().bounded_blocks == 3
     rig.core.check_integrity()
+
+
+def test_no_session_has_all_that_can_be_leased_or_reserved() -> None:
+    rig = CoreRig(limits=Limits(leased_blocks_per_session=3, reserved_items_per_session=6))
+    keys = rig.store(range(2 * B))
+    lease_id = rig.lookup(keys, 2 * B + 1, session="greedy").lease_id
+    with pytest.raises(LimitExceeded, match="leased_blocks_per_session=4; allowed: 3"):
+        rig.lookup(keys, 2 * B + 1, session="greedy")
+    assert rig.lookup(keys, 2 * B + 1, session="other").lease_id is not None
+    assert rig.core.release(lease_id or 0, "greedy", rig.clock.monotonic())
+    assert rig.lookup(keys, 2 * B + 1, session="greedy").lease_id is not None
+    items = [rig.block_items(rig.keys(range(100 * n, 100 * n + 4 * B))) for n in range(1, 4)]
+    held = rig.reserve(items[0], session="greedy")
+    with pytest.raises(LimitExceeded, match="reserved_items_per_session=8; allowed: 6"):
+        rig.reserve(items[1], session="greedy")
+    assert rig.reserve(items[1], session="other").reservation_id is not None
+    rig.core.abort(held.reservation_id or 0, "greedy")
+    assert rig.reserve(items[2], session="greedy").reservation_id is not None
+    rig.core.check_integrity()

@@ -187,3 +187,30 @@ def test_a_miss_costs_no_more_after_many_tenants_than_after_few() -> None:
 
     # What it is for one that looks at all tenants is hundreds of times.
     assert seconds(4000) < 10 * seconds(10)
+
+
+def test_a_smaller_budget_takes_what_is_used_longest_ago_and_the_rest_when_it_may_go() -> None:
+    room = PAGE + SLOTS_MIN * PAGE
+    cache = BlockCache(4 * room, extent_bytes=room)
+    for domain in "abcd":
+        assert len(put(cache, domain, SLOTS_MIN)) == SLOTS_MIN
+    read, given = (cache.find(domain, (ord(domain), 0, PAGE)) for domain in "ab")
+    assert read is not None
+    assert given is not None
+    cache.give(given.extent)
+    cache.unpin([given])
+    cache.resize(3 * room)
+    assert [in_memory(cache, domain, SLOTS_MIN) for domain in "cd"] == [0, SLOTS_MIN]
+    cache.resize(room)
+    assert cache.allocated_bytes == 2 * room, "one is read, one is a session's"
+    assert in_memory(cache, "d", SLOTS_MIN) == 0
+    assert put(cache, "d", 1) == [], "and nothing comes in their place"
+    cache.check()
+    cache.take_back([given.extent])
+    assert cache.allocated_bytes == room
+    cache.resize(0)
+    cache.unpin([read])
+    assert cache.allocated_bytes == 0
+    cache.resize(4 * room)
+    assert len(put(cache, "e", 4 * SLOTS_MIN)) == 4 * SLOTS_MIN
+    cache.check()

@@ -67,6 +67,22 @@ def test_pinned_states_are_neither_evicted_nor_expired() -> None:
     assert pool.statistics().bytes == pool.statistics().pinned == 0
 
 
+def test_a_smaller_budget_evicts_at_once_but_for_what_is_pinned_which_goes_when_it_is_not() -> None:
+    pool = pool_of()
+    for number in (1, 2, 3):
+        pool.put(ONE, key(number), state(), now=0.0)
+    pin = pool.pin(ONE, key(1), now=1.0)
+    assert pin is not None
+    pool.resize(5)
+    assert held(pool, 2.0) == [1]
+    assert not pool.put(ONE, key(4), state(1), now=2.0), "what is pinned is more than there is"
+    pool.unpin(pin, now=3.0)
+    assert held(pool, 3.0) == []
+    pool.resize(30)
+    assert pool.put(ONE, key(4), state(30), now=4.0)
+    assert held(pool, 4.0) == [4]
+
+
 def test_a_pin_of_a_removed_state_harms_no_later_state_under_its_key() -> None:
     pool = pool_of()
     pool.put(ONE, key(1), state(), now=0.0)
@@ -187,11 +203,11 @@ def test_bad_settings_are_refused(budget: int, ttl: float) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_any_sequence_keeps_budget_pins_and_books(seed: int) -> None:
     rng = random.Random(seed)
-    pool, pins, now = StatePool(100, TTL), list[tuple[int, object]](), 0.0
+    pool, pins, now, budget = StatePool(100, TTL), list[tuple[int, object]](), 0.0, 100
     for _ in range(400):
         now += rng.random() * 5
         number = rng.randrange(30)
-        choice = rng.randrange(7)
+        choice = rng.randrange(8)
         if choice <= 2:
             pool.put(
                 ONE,
@@ -206,10 +222,13 @@ def test_any_sequence_keeps_budget_pins_and_books(seed: int) -> None:
             pool.unpin(pins.pop(rng.randrange(len(pins)))[1], now=now)  # type: ignore[arg-type]
         elif choice == 5:
             pool.expire(now)
+        elif choice == 7:
+            budget = rng.choice([0, 50, 100])
+            pool.resize(budget)
         elif choice == 6 and rng.random() < 0.2:
             gone = rng.choice(range(30))
             pool.remove(ONE, key(gone))
             pins = [each for each in pins if each[0] != gone]
         pool.check_integrity()
-        assert pool.statistics().bytes <= 100
+        assert pool.statistics().bytes <= max(budget, pool.statistics().pinned_bytes)
         assert all(pool.pinned(pin) is not None for _, pin in pins), f"seed {seed}"  # type: ignore[arg-type]

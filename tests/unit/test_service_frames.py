@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import DamagedBytes, InvalidArgument, LimitExceeded
+from kvstore.service.delivery import wire_frame
 from kvstore.service.frames import FRAME_BYTES, Cutter, Incoming, Receiver
 from kvstore.types import Checks
+from kvstore.v1 import cache_pb2 as pb
 
 SIZES = st.lists(
     st.one_of(
@@ -30,7 +32,7 @@ def checks_of(payload: bytes, *, xxh3: bool = True) -> Checks:
 def cut(payloads: list[bytes]) -> list[tuple[list[int], bytes]]:
     cutter = Cutter[int]()
     frames = [frame for number, payload in enumerate(payloads) for frame in cutter.add(number, payload)]
-    return [*frames, *cutter.rest()]
+    return [(numbers, b"".join(data)) for numbers, data in (*frames, *cutter.rest())]
 
 
 @given(SIZES, st.integers(0, 2**32))
@@ -89,3 +91,17 @@ def test_a_stream_that_ends_early_or_goes_on_too_long_is_refused() -> None:
         list(receiver.accept([], b"cde"))
     with pytest.raises(LimitExceeded, match=str(FRAME_BYTES)):
         list(Receiver().accept([], bytes(FRAME_BYTES + 1)))
+
+
+@given(
+    st.lists(st.integers(0, 2**63), max_size=5),
+    st.lists(st.integers(0, 300), max_size=4),
+    st.sampled_from([0, 1, 127, 128, 16_383, 16_384, FRAME_BYTES]),
+)
+def test_a_frame_that_was_put_together_by_hand_is_the_message_to_the_byte(
+    lengths: list[int], sizes: list[int], more: int
+) -> None:
+    headers = [pb.ItemHeader(kind=pb.BLOCK, index=i, length=length) for i, length in enumerate(lengths)]
+    data = [memoryview(random.Random(size).randbytes(size)) for size in (*sizes, more) if size]
+    made = wire_frame(headers, data)
+    assert made == pb.ItemFrame(items=headers, data=b"".join(data)).SerializeToString()

@@ -81,6 +81,26 @@ async def test_the_gate_lets_in_by_turns_and_what_is_too_large_alone() -> None:
     assert (entered, gate.held_bytes) == (["large", "small"], 1)
 
 
+async def test_at_the_gate_an_owner_past_its_share_waits_for_itself_and_holds_up_nobody() -> None:
+    gate = ReadGate(16)
+    await gate.enter(3, "slow")
+    more = asyncio.ensure_future(gate.enter(2, "slow"))
+    little = asyncio.ensure_future(gate.enter(1, "slow"))
+    await little
+    assert not more.done()
+    # Others pass it by, and each may hold one thing that is larger than a share.
+    await gate.enter(9, "large")
+    await gate.enter(3, "other")
+    assert gate.held_bytes == 16
+    last = asyncio.ensure_future(gate.enter(1, "last"))
+    gate.leave(3, "slow")
+    await asyncio.gather(more, last)
+    assert gate.held_bytes == 16
+    for length, owner in ((1, "slow"), (2, "slow"), (9, "large"), (3, "other"), (1, "last")):
+        gate.leave(length, owner)
+    assert (gate.held_bytes, gate.refused_total, len(gate._held_by)) == (0, 0, 0)
+
+
 async def test_who_stops_waiting_at_the_gate_holds_nothing_and_blocks_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -159,3 +179,33 @@ def test_a_path_too_long_for_a_socket_is_refused_by_name() -> None:
     Places(Path("/" + "d" * 93)).check()
     with pytest.raises(ConfigError, match=r"kvstore.sock is 108 bytes.*at most 107"):
         Places(Path("/" + "d" * 94)).check()
+
+
+def test_a_session_stages_no_more_than_its_share_but_one_item_alone() -> None:
+    staging = Staging(100)
+    staging.take(40, "a")
+    with pytest.raises(LimitExceeded, match="staging_per_session=60; allowed: 50"):
+        staging.take(20, "a")
+    staging.take(50, "b")
+    staging.give_back(40, "a")
+    staging.give_back(50, "b")
+    staging.take(90, "a")
+    with pytest.raises(LimitExceeded, match="staging_per_session"):
+        staging.take(1, "a")
+    staging.give_back(90, "a")
+    assert staging.held_bytes == 0
+
+
+async def test_a_session_that_holds_its_share_of_the_gate_stands_aside_and_gets_all_of_it_turns() -> None:
+    gate = ReadGate(10)
+    await gate.enter(5, "greedy")
+    more = [asyncio.ensure_future(gate.enter(3, "greedy")) for _ in range(20)]
+    await asyncio.sleep(0)
+    assert not any(each.done() for each in more)
+    await gate.enter(4, "other")
+    gate.leave(4, "other")
+    gate.leave(5, "greedy")
+    for each in more:
+        await each
+        gate.leave(3, "greedy")
+    assert gate.held_bytes == 0

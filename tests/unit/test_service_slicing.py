@@ -134,7 +134,7 @@ async def test_frames_hold_copies_and_nothing_of_a_slice_waits_for_the_next_one(
         announced: list[pb.ItemHeader] = []
         whole = framed(sliced(made.reader, iter(made.items), made, CUTS, first_block=0))
         async with aclosing(whole) as frames:
-            kept = [frame async for frame in frames]
+            kept = [pb.ItemFrame.FromString(frame) async for frame in frames]
         # All rooms have been given back by now.
         assert made.rooms.lent == made.rooms.taken_back
         for frame in kept:
@@ -166,7 +166,7 @@ async def test_frames_of_whole_items_hold_copies_too() -> None:
                     ]
                     yield parts
 
-        kept = [frame.data async for frame in framed(batches())]  # type: ignore[arg-type]
+        kept = [pb.ItemFrame.FromString(frame).data async for frame in framed(batches())]  # type: ignore[arg-type]
         assert made.rooms.lent == made.rooms.taken_back
         assert b"".join(kept) == b"".join(payload_of(number) for number in range(20))
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.errors import UnknownLease, UnknownSession
 from kvstore.service.session import Session
-from kvstore.service.waiting import until_end
+from kvstore.service.waiting import Until, until_end
 
 
 def session() -> Session:
@@ -58,3 +58,57 @@ async def test_a_step_that_fails_when_its_call_is_cancelled_is_nobodys_error() -
     gc.collect()
     await asyncio.sleep(0)
     assert heard == []
+
+
+async def test_of_many_steps_the_first_of_session_end_and_deadline_ends_the_one_under_way() -> None:
+    never = asyncio.get_running_loop().create_future()
+    mine = session()
+    with pytest.raises(UnknownLease), Until(session=mine, seconds=lambda: 0.0, late=late):
+        await never
+    asyncio.get_running_loop().call_later(0.01, mine.ended.set_result, None)
+    never = asyncio.get_running_loop().create_future()
+    with pytest.raises(UnknownSession), Until(session=mine, seconds=lambda: 60.0, late=late):
+        await never
+    # Its session has ended before.
+    never = asyncio.get_running_loop().create_future()
+    with pytest.raises(UnknownSession), Until(session=mine, seconds=lambda: 60.0, late=late):
+        await never
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_a_deadline_that_moved_on_meanwhile_is_waited_for() -> None:
+    left = iter([0.001, 0.002, 0.001, 0.0])
+    asked: list[float] = []
+
+    def seconds() -> float:
+        asked.append(next(left))
+        return asked[-1]
+
+    with pytest.raises(UnknownLease), Until(session=session(), seconds=seconds, late=late):
+        await asyncio.get_running_loop().create_future()
+    assert asked[0] > 0
+    assert asked[-1] == 0.0
+
+
+async def test_what_ends_in_time_leaves_nothing_behind() -> None:
+    mine = session()
+    with Until(session=mine, seconds=lambda: 60.0, late=late):
+        await asyncio.sleep(0)
+    mine.ended.set_result(None)
+    await asyncio.sleep(0)
+    with pytest.raises(ValueError, match="its own"), Until(session=session(), seconds=lambda: 1.0, late=late):
+        raise ValueError("its own")
+
+
+async def test_a_task_that_is_cancelled_by_another_is_cancelled_and_not_late() -> None:
+    async def waits() -> None:
+        with Until(session=session(), seconds=lambda: 60.0, late=late):
+            await asyncio.get_running_loop().create_future()
+
+    task = asyncio.create_task(waits())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -53,13 +53,13 @@ class Shelf:
     order: list[str] = field(default_factory=list)
     evictable: bool = True
 
-    def evict(self, need_bytes: int) -> list[Place]:
+    async def evict(self, need_bytes: int) -> list[Place]:
         gone: list[Place] = []
         while self.evictable and self.places and sum(place.length for place in gone) < need_bytes:
             gone.append(self.places.pop(next(iter(self.places))))
         return gone
 
-    def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
+    async def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
         for key, place in self.places.items():
             if place.segment_id == segment_id:
                 self.places[key] = moves.pop(place)
@@ -73,11 +73,14 @@ class Shelf:
 class Commit:
     shelf: Shelf
     name: str
-    records: Sequence[Record]
+    given: Sequence[Record]
 
-    def publish(self, places: Sequence[Place | None]) -> CommitReport:
+    async def records(self) -> Sequence[Record]:
+        return self.given
+
+    async def publish(self, places: Sequence[Place | None]) -> CommitReport:
         self.shelf.order.append(self.name)
-        for each, place in zip(self.records, places, strict=True):
+        for each, place in zip(self.given, places, strict=True):
             if place is not None:
                 self.shelf.places[each.key] = place
         return CommitReport([], [], 0)
@@ -92,7 +95,7 @@ class Rig:
     clock: ManualClock
 
     async def commit(self, name: str, records: Sequence[Record]) -> CommitReport:
-        return await self.writer.commit(records, Commit(self.shelf, name, records))
+        return await self.writer.commit(Commit(self.shelf, name, records))
 
     def read(self, each: Record) -> BytesLike | None:
         [payload] = self.log.read([Wanted(self.shelf.places[each.key], each.key, RecordKind.BLOCK)])

@@ -196,7 +196,7 @@ class Engine:
                 keys = RunKeys(self._store.root, request.tokens, block_tokens=block_tokens)
         run = None if self._writer is None or bypassed else self._writer.begin(trace)
         # The prompt's own: those of the output are added to the others.
-        return run, Prompt(request, tuple(keys.keys), stop, trace), keys
+        return run, Prompt(request, keys.joined, stop, trace), keys
 
     @contextmanager
     def _running(self, run: StoreRun | None) -> Iterator[_Running]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence as TokenSequence
 
 import torch
 
+from kvstore.prefix.joined import JoinedKeys
 from kvstore.prefix.keys import KeyChain
 from kvstore_workers.model.model import Logits, Model
 from kvstore_workers.runtime.restore import Restored
@@ -20,6 +21,11 @@ class RunKeys:
         self._root = root
         self._chain = KeyChain(root, block_tokens=block_tokens)
         self.keys: list[bytes] = list(self._chain.extend(tokens))
+
+    @property
+    def joined(self) -> JoinedKeys:
+        """The keys so far, as a lookup takes them."""
+        return self._chain.joined
 
     def extend(self, tokens: Iterable[int]) -> None:
         self.keys += self._chain.extend(tokens)

@@ -1,0 +1,114 @@
+"""The certificate that the service shows over TCP, looked at before anybody connects."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.errors import ConfigError
+
+PEM_BYTES_MAX = 1 << 20
+_STEPS_MAX = 20
+_REASONS = {9: "is not valid yet", 10: "has expired"}
+"""OpenSSL's own numbers of what a check of a chain finds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """PEM texts: the certificate with its chain, and its key."""
+
+    certificate: bytes
+    key: bytes
+
+
+def read_pair(cert_file: str, key_file: str) -> Pair:
+    """ConfigError where a file cannot be read, the two do not belong together, or a client would refuse the certificate for
+    its dates or its purpose. Whether a client trusts who issued it, and for which name, is not known here."""
+    pair = Pair(_read(cert_file, "tls_cert"), _read(key_file, "tls_key"))
+    _shake_hands(_server_side(cert_file, key_file), _client_side(cert_file), cert_file)
+    return pair
+
+
+def _read(file: str, field: str) -> bytes:
+    try:
+        with Path(file).open("rb") as opened:
+            data = opened.read(PEM_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", field=field, value=file) from error
+    if len(data) > PEM_BYTES_MAX:
+        raise ConfigError("too large", field=field, value=file, allowed=f"{PEM_BYTES_MAX} bytes")
+    return data
+
+
+class _Locked(Exception):
+    """The key wants a password."""
+
+
+def _no_password() -> str:
+    raise _Locked
+
+
+def _server_side(cert_file: str, key_file: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert_file, key_file, password=_no_password)
+    except _Locked as error:
+        raise ConfigError(
+            "the key is locked with a password", field="tls_key", value=key_file, allowed="a key without one"
+        ) from error
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigError(
+                "the key is not the certificate's", field="tls_key", value=key_file, allowed=f"{cert_file}'s"
+            ) from error
+        raise ConfigError(
+            f"not a certificate with its key in PEM: {error.reason or 'PEM'}",
+            field="tls_cert, tls_key",
+            value=f"{cert_file}, {key_file}",
+            allowed="PEM files, the server's certificate before those that issued it",
+        ) from error
+    return context
+
+
+def _client_side(cert_file: str) -> ssl.SSLContext:
+    """A client that trusts this one certificate, and looks at all the rest."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cert_file)
+    return context
+
+
+def _shake_hands(server_side: ssl.SSLContext, client_side: ssl.SSLContext, cert_file: str) -> None:
+    """In memory. ConfigError where the client refuses."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = server_side.wrap_bio(up, down, server_side=True)
+    client = client_side.wrap_bio(down, up)
+    try:
+        for _ in range(_STEPS_MAX):
+            if all([_is_done(client), _is_done(server)]):
+                return
+    except ssl.SSLCertVerificationError as error:
+        what = _REASONS.get(error.verify_code, f"would be refused: {error.verify_message}")
+        raise ConfigError(
+            f"the certificate {what}",
+            field="tls_cert",
+            value=cert_file,
+            allowed="one that clients can accept",
+        ) from error
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"no connection can be made with the certificate: {error.reason}",
+            field="tls_cert",
+            value=cert_file,
+        ) from error
+    raise ConfigError("no connection can be made with the certificate", field="tls_cert", value=cert_file)
+
+
+def _is_done(side: ssl.SSLObject) -> bool:
+    try:
+        side.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True
