@@ -10,7 +10,6 @@ from kvstore.clock import Clock
 from kvstore.errors import InvalidArgument, KvstoreError, Unavailable, UnknownSession
 from kvstore.v1.cache_pb2_grpc import AdminStub, CacheStub
 from kvstore_client.address import Address, LocalAddress
-from kvstore_client.arena import SessionArena
 from kvstore_client.breaker import Breaker, RetryBudget
 from kvstore_client.calls import Call
 from kvstore_client.failures import broke_off
@@ -37,8 +36,6 @@ class SessionLike(Protocol):
     def boot(self) -> str: ...
     @property
     def memory(self) -> Memory | None: ...
-    @property
-    def arena(self) -> SessionArena | None: ...
     def alive(self) -> bool: ...
     def close(self) -> None: ...
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvstore.errors import Unavailable
+from kvstore_client.arena import SessionArena
 
 LINE_BYTES_MAX = 4096
 EXTENTS_MAX = 65_536
@@ -71,6 +72,7 @@ class Memory:
         """`connection` does not block, and is its maker's to close."""
         self.refused = False
         """Whether this session is to have everything by Fetch."""
+        self.arena = SessionArena()
         self._connection = connection
         self._lock = threading.Lock()
         self._rest = b""
@@ -151,6 +153,7 @@ class Memory:
         self._wrong = self._wrong or "this end has closed it"
         self._extents = {}
         self._arena = None
+        self.arena.close()
         self._close_descriptors()
 
     # ---- inside, under the lock -----------------------------------------------------------------------------

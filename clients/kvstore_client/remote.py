@@ -14,7 +14,6 @@ from kvstore.errors import KvstoreError, Unavailable
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.cache_pb2_grpc import CacheStub
 from kvstore_client.address import RemoteAddress
-from kvstore_client.arena import SessionArena
 from kvstore_client.failures import translated
 from kvstore_client.hello import Hello, check_hello
 from kvstore_client.memory import Memory
@@ -24,8 +23,7 @@ class RemoteSession:
     """An open Session stream, with a thread that waits for its end. `number` goes into each call's metadata."""
 
     memory: Memory | None = None
-    arena: SessionArena | None = None
-    """There is none to share with another machine."""
+    """There is none to read on another machine."""
 
     def __init__(self, stream: _Stream, hello: Hello) -> None:
         self.number = hello.number

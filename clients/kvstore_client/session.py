@@ -10,7 +10,6 @@ from pathlib import Path
 
 from kvstore.clock import Clock
 from kvstore.errors import Unavailable
-from kvstore_client.arena import SessionArena
 from kvstore_client.hello import Hello, HelloLine
 from kvstore_client.memory import Memory
 
@@ -23,7 +22,6 @@ class Session:
         connection.setblocking(False)
         self._connection = connection
         self.memory = Memory(connection)
-        self.arena = SessionArena()
         self.number = number
         self.boot = boot
         _open_sessions.add(self)
@@ -44,7 +42,6 @@ class Session:
         _open_sessions.discard(self)
         self._connection.close()
         self.memory.close()
-        self.arena.close()
 
 
 _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -54,7 +51,7 @@ def _close_in_child() -> None:
     # A copy of the descriptor in a forked child would keep the session open after its owner's death, and a mapping the
     # service's memory.
     for session in list(_open_sessions):
-        arena = session.arena.now
+        arena = session.memory.arena.now
         session.close()
         if arena is not None:
             arena.take_all_back()

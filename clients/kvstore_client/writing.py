@@ -83,8 +83,8 @@ class Bytes:
         return room is not None and room.view is payload
 
     def _arena(self) -> Arena | None:
-        arena = self._connection.session.arena
-        return None if arena is None else arena.get(self._ask)
+        memory = self._connection.session.memory
+        return None if memory is None else memory.arena.get(self._ask)
 
     def _ask(self, size: int) -> memoryview | None:
         reply = self._link.call(

@@ -13,7 +13,6 @@ import grpc.aio
 from kvstore.errors import Unavailable
 from kvstore.v1.cache_pb2_grpc import CacheStub
 from kvstore_client.address import RemoteAddress
-from kvstore_client.arena import SessionArena
 from kvstore_client.hello import Hello, HelloLine
 from kvstore_client.memory import Memory
 from kvstore_client.remote import hello_of, no_remote_session
@@ -71,7 +70,6 @@ class AsyncRemoteSession:
     """As kvstore_client.remote.RemoteSession, without a thread."""
 
     memory: Memory | None = None
-    arena: SessionArena | None = None
 
     def __init__(self, call: Any, channel: grpc.aio.Channel, hello: Hello) -> None:
         self.number = hello.number
