@@ -13,7 +13,15 @@ from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.checks import crc32
 from kvstore_client.handoff_frames import handoff_frames
 from kvstore_client.messages import count, from_namespace, joined_keys, to_costs, to_reserve_item
-from kvstore_client.values import Cleared, Costs, Deadlines, DroppedStates, OpenedNamespace, ReserveItem
+from kvstore_client.values import (
+    Cleared,
+    Costs,
+    Deadlines,
+    DroppedStates,
+    MemoryBudgets,
+    OpenedNamespace,
+    ReserveItem,
+)
 
 OWNER_MAX = 128
 HANDOFF_TAKES_MAX = (1 << 32) - 1
@@ -187,6 +195,21 @@ def drop_states(
     request = pb.DropStatesRequest(namespace=namespace, tier=_TIERS[tier])
     return Call(
         "DropStates", request, deadlines.admin, lambda reply: DroppedStates(reply.dropped, reply.kept)
+    )
+
+
+def set_memory(deadlines: Deadlines, cache: int | None, pool: int | None) -> Call[MemoryBudgets]:
+    request = pb.SetMemoryRequest(
+        cache=None if cache is None else count("cache", cache),
+        pool=None if pool is None else count("pool", pool),
+    )
+    return Call(
+        "SetMemory",
+        request,
+        deadlines.admin,
+        lambda reply: MemoryBudgets(
+            reply.cache_budget, reply.cache_allocated, reply.pool_budget, reply.pool_held
+        ),
     )
 
 

@@ -31,6 +31,7 @@ from kvstore_client.values import (
     DroppedStates,
     FetchedItem,
     FetchedSlice,
+    MemoryBudgets,
     OpenedNamespace,
     ReserveItem,
 )
@@ -283,6 +284,11 @@ class CacheClient:
     ) -> DroppedStates:
         """Drop window states that nobody leases, of one namespace or of all."""
         return self._link.run(calls.drop_states(self._link.deadlines, namespace, tier))
+
+    def set_memory(self, *, cache: int | None = None, pool: int | None = None) -> MemoryBudgets:
+        """Change what the service's block cache and pool may take of host memory, in bytes, until its next start; None leaves
+        one as it is, and without either this only tells. LimitExceeded, and nothing changed, past what the service has."""
+        return self._link.run(calls.set_memory(self._link.deadlines, cache, pool))
 
     def namespaces(self) -> list[OpenedNamespace]:
         return self._link.run(calls.namespaces(self._link.deadlines))

@@ -250,3 +250,12 @@ class DroppedStates(NamedTuple):
 
     dropped: int
     kept: int
+
+
+class MemoryBudgets(NamedTuple):
+    """Bytes. `cache_allocated` may be more than its budget while sessions map what the cache has shrunk by."""
+
+    cache_budget: int
+    cache_allocated: int
+    pool_budget: int
+    pool_held: int

@@ -1,4 +1,4 @@
-"""Commands that talk to a running service: stats, policy, clear, drain."""
+"""Commands that talk to a running service: stats, policy, memory, clear, drain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.cli.connect import add_directory_flag, connect, named
 from kvstore.cli.output import add_json_flag, emit, table
-from kvstore.config import parse_time
+from kvstore.config import parse_size, parse_time
 from kvstore.errors import InvalidArgument
 from kvstore.policy.window import POLICY_NAMES, WindowKind
 from kvstore_client.values import OpenedNamespace
@@ -33,6 +33,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     clear.add_argument(
         "--states", choices=("pool", "ssd", "both"), help="only window states of that tier; blocks stay"
     )
+
+    memory = _command(
+        subparsers, "memory", "show or change what the block cache and the pool may take", run_memory
+    )
+    for part in ("cache", "pool"):
+        memory.add_argument(f"--{part}", metavar="SIZE", help=f"bytes for the {part}, until the next start")
 
     drain = _command(subparsers, "drain", "refuse new work and wait for what is under way", run_drain)
     drain.add_argument("--timeout", default="30s", help="how long to wait (default 30s)")
@@ -138,6 +144,21 @@ def run_clear(args: argparse.Namespace) -> int:
         else:
             blocks, states = client.clear(digest)
             emit(args, {"blocks": blocks, "states": states}, f"cleared {blocks} blocks and {states} states")
+    return 0
+
+
+def run_memory(args: argparse.Namespace) -> int:
+    sizes = {
+        part: None if text is None else parse_size(text, name=f"--{part}")
+        for part, text in (("cache", args.cache), ("pool", args.pool))
+    }
+    with connect(args) as client:
+        now = client.set_memory(**sizes)
+    rows = [
+        ("block cache", f"{now.cache_budget:,}", f"{now.cache_allocated:,}"),
+        ("pool", f"{now.pool_budget:,}", f"{now.pool_held:,}"),
+    ]
+    emit(args, now._asdict(), table(rows, head=("memory", "may take", "has, bytes")))
     return 0
 
 

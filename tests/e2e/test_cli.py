@@ -81,6 +81,18 @@ def test_stats_policy_clear_and_drain_answer_in_text_and_json(
     assert json.loads(_kvstore("drain", *where, "--timeout", "1s", "--json").stdout) == {"left_open": 0}
 
 
+def test_memory_is_told_and_changed_and_too_much_is_refused(service: ServiceProcess) -> None:
+    where = ("--dir", str(service.directory))
+    before = json.loads(_kvstore("memory", *where, "--json").stdout)
+    assert before["cache_budget"] > 0
+    assert before["pool_budget"] > 0
+    after = json.loads(_kvstore("memory", *where, "--cache", "32MiB", "--pool", "16MiB", "--json").stdout)
+    assert (after["cache_budget"], after["pool_budget"]) == (32 << 20, 16 << 20)
+    assert "33,554,432" in _kvstore("memory", *where).stdout
+    _refused(_kvstore("memory", *where, "--cache", "1024TiB"), "1024TiB", "together")
+    assert json.loads(_kvstore("memory", *where, "--json").stdout) == after
+
+
 def test_a_policy_is_set_with_how_many_tokens_the_states_share_holds(service: ServiceProcess) -> None:
     _open_tiny(service)
     where = ("--dir", str(service.directory))

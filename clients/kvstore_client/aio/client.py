@@ -31,6 +31,7 @@ from kvstore_client.values import (
     DroppedStates,
     FetchedItem,
     FetchedSlice,
+    MemoryBudgets,
     OpenedNamespace,
     ReserveItem,
 )
@@ -241,6 +242,10 @@ class AsyncCacheClient:
     ) -> DroppedStates:
         """As CacheClient.drop_states."""
         return await self._link.run(calls.drop_states(self._link.deadlines, namespace, tier))
+
+    async def set_memory(self, *, cache: int | None = None, pool: int | None = None) -> MemoryBudgets:
+        """As CacheClient.set_memory."""
+        return await self._link.run(calls.set_memory(self._link.deadlines, cache, pool))
 
     async def namespaces(self) -> list[OpenedNamespace]:
         """As CacheClient.namespaces."""
