@@ -34,9 +34,9 @@ COMMITS = 4
 LEASED_SHARE = 4
 """At most one part in so many of the set is leased at once."""
 
-CACHE_SHARE = 2
-"""The set is so many times as large as the service's memory for it, and is read in one order: what is asked for next left long
-ago."""
+CACHE_SHARE = 3 / 8
+"""Of the set lies in the service's memory. That is less than one client reads, always in one order: however far one is ahead of
+the other, what is asked for next left long ago."""
 
 READ_SHARE_MIN = 0.99
 """Of what was read by clients, so much at least must have come from the disk."""
@@ -158,7 +158,7 @@ def _options(payload: int) -> dict[str, object]:
         # What is cleared is given back with the next append, so that two passes lie there for a moment.
         "--disk": 2 * payload + 8 * SEGMENT_BYTES,
         "--segment": SEGMENT_BYTES,
-        "--cache": payload // CACHE_SHARE,
+        "--cache": int(payload * CACHE_SHARE),
         "--pool": 16 * _MIB,
         "--handoff": 16 * _MIB,
         "--staging": (CLIENTS * COMMITS + 2) * COMMIT_BYTES,
