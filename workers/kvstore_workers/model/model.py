@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from kvstore.errors import InvalidArgument
 from kvstore.profile.base import Profile
 from kvstore.profile.layout import LayerSlice
+from kvstore.types import BytesLike
 from kvstore_workers.model import attention, checkpoint, compress, experts, mixing
 from kvstore_workers.model.codec import hadamard
 from kvstore_workers.model.config import TILE, ModelConfig
@@ -109,7 +110,7 @@ class Model:
         position: int,
         start: Start | None,
         tokens: collections.abc.Sequence[int] = (),
-        blocks: collections.abc.Sequence[bytes] = (),
+        blocks: collections.abc.Sequence[BytesLike] = (),
         feed: EntryFeed | None = None,
         exact: bool = True,
         triangular: bool = True,
@@ -340,7 +341,7 @@ class Model:
         block_tokens = self.profile.block_tokens
         return range((first // block_tokens + 1) * block_tokens, last + 1, block_tokens)
 
-    def _expect_blocks(self, blocks: collections.abc.Sequence[bytes], position: int) -> None:
+    def _expect_blocks(self, blocks: collections.abc.Sequence[BytesLike], position: int) -> None:
         if len(blocks) != position // self.profile.block_tokens:
             raise InvalidArgument(
                 "all whole blocks before the position",

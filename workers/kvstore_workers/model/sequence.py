@@ -18,12 +18,13 @@ from kvstore.profile.layout import (
     rows_needed,
     state_layout,
 )
+from kvstore.types import BytesLike
 from kvstore_workers.model.codec import codec_for
 from kvstore_workers.model.config import TILE
 from kvstore_workers.model.storage import GrowingRows, SlidingRows, WindowRows
 from kvstore_workers.model.streams import Columns, before_start, overlap_columns, stream_width, tail_columns
 
-EntryFeed = Iterator[tuple[LayerSlice, collections.abc.Sequence[bytes]]]
+EntryFeed = Iterator[tuple[LayerSlice, collections.abc.Sequence[BytesLike]]]
 """The restored blocks' bytes by layers: slices in the order of the layers, all layers in the end, each with those bytes
 of every block, in order. It is advanced when a layer's entries are about to be read, so `next` may wait for them."""
 
@@ -192,7 +193,7 @@ class Sequence:
             self._entry_store(section).expect(count * section.rows)
         self._restored_blocks, self._feed, self._fed_layers = count, feed, 0
 
-    def load_slice(self, part: LayerSlice, payloads: collections.abc.Sequence[bytes]) -> None:
+    def load_slice(self, part: LayerSlice, payloads: collections.abc.Sequence[BytesLike]) -> None:
         """Entries and keys of the layers of `part`, out of those bytes of every expected block, in order.
 
         InvalidArgument when layers, the number of payloads or a length are not those that come next.
@@ -249,7 +250,7 @@ class Sequence:
         if self._fed_layers == len(self.window):
             self._feed = None
 
-    def load_state(self, state: bytes, position: int) -> None:
+    def load_state(self, state: BytesLike, position: int) -> None:
         """Take window rows, overlap and open block from a state at `position`; the whole blocks are expected already."""
         layout = state_layout(self.profile, position)
         _expect_bytes("state", state, layout.total_bytes)
@@ -267,7 +268,7 @@ class Sequence:
             else:
                 self._load_stream(section, position, data)
 
-    def load_open_rows(self, payload: bytes) -> None:
+    def load_open_rows(self, payload: BytesLike) -> None:
         """What `open_rows` gave at the same position, after the state; nothing for no bytes."""
         if not payload:
             return
@@ -284,7 +285,7 @@ class Sequence:
         self.window_from = position
         self.rows_known_from = max(self.rows_known_from, position)
 
-    def load_rows(self, rows: collections.abc.Sequence[bytes], edge: int, *, overlap: bool) -> None:
+    def load_rows(self, rows: collections.abc.Sequence[BytesLike], edge: int, *, overlap: bool) -> None:
         """Take the window rows that a resume at block edge `edge` starts from, out of the rows of those blocks that
         `rows_needed` names; with `overlap` also the overlap at `edge`. Rows may be stored with or without an overlap."""
         profile, needed = self.profile, rows_needed(self.profile, edge, overlap=overlap)
@@ -378,7 +379,7 @@ def _joined(parts: list[torch.Tensor]) -> bytes:
     return joined.numpy().tobytes()
 
 
-def _expect_bytes(field: str, payload: bytes, *lengths: int) -> None:
+def _expect_bytes(field: str, payload: BytesLike, *lengths: int) -> None:
     if len(payload) not in lengths:
         raise InvalidArgument(
             "payload of the wrong length",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvstore.errors import InvalidArgument
 from kvstore.profile.base import Profile
 from kvstore.profile.layout import rows_needed
+from kvstore.types import BytesLike
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +16,9 @@ class StateStart:
     """A whole state at `position`, in `state_layout`; at a block edge where a replay follows. `open_rows`: see
     Sequence.open_rows."""
 
-    payload: bytes
+    payload: BytesLike
     position: int
-    open_rows: bytes = b""
+    open_rows: BytesLike = b""
 
     def state_at(self, profile: Profile) -> int:
         """The position that the state belongs to."""
@@ -32,7 +33,7 @@ class RowsStart:
     `profile.overlap_tokens`, and the tokens from there on are replayed.
     """
 
-    payloads: collections.abc.Sequence[bytes]
+    payloads: collections.abc.Sequence[BytesLike]
     edge: int
     overlap: bool
 

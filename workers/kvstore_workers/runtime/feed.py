@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from kvstore.clock import Clock
 from kvstore.profile.layout import LayerSlice, layer_slices
+from kvstore.types import BytesLike
 from kvstore_client.client import Lookup
 from kvstore_workers.runtime.stop import Stop, Stopped
 from kvstore_workers.runtime.store import STORE_FAILURES, PrefixStore
@@ -52,8 +53,8 @@ class SlicedFeed:
         self._trace = trace
         self._began = clock.monotonic()
         self._changed = threading.Condition()
-        self._state: list[bytes] = []
-        self._slices: deque[list[bytes]] = deque()
+        self._state: list[BytesLike] = []
+        self._slices: deque[list[BytesLike]] = deque()
         self._taken = 0
         self._ended = False
         self._given_up = False
@@ -63,7 +64,7 @@ class SlicedFeed:
 
     # ---- the model's side --------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[bytes, ...]:
+    def state(self) -> tuple[BytesLike, ...]:
         """What the plan's window state is made of, which comes first."""
         self._wait(lambda: len(self._state) == self._state_items)
         return tuple(self._state)
@@ -71,7 +72,7 @@ class SlicedFeed:
     def __iter__(self) -> SlicedFeed:
         return self
 
-    def __next__(self) -> tuple[LayerSlice, list[bytes]]:
+    def __next__(self) -> tuple[LayerSlice, list[BytesLike]]:
         """The next slice with those bytes of every block, waited for; raises what made the fetch fail."""
         if self._taken == len(self._cuts):
             raise StopIteration
@@ -119,7 +120,7 @@ class SlicedFeed:
         first_at: float | None = None
         rest = 0
         slice_began = began
-        arriving: list[bytes] = []
+        arriving: list[BytesLike] = []
         for number, payload in self._store.fetch_slices(
             self._looked_up, blocks=self.blocks, slices=SLICES, check=self._check
         ):

@@ -10,7 +10,7 @@ from kvstore.clock import Clock
 from kvstore.errors import DamagedBytes, InvalidArgument, UnknownTicket
 from kvstore.profile.base import Profile
 from kvstore.profile.layout import state_layout
-from kvstore.types import Exactness, Lineage, StateSource
+from kvstore.types import BytesLike, Exactness, Lineage, StateSource
 from kvstore_client.client import Lookup
 from kvstore_client.flight import Flight
 from kvstore_client.handoff import HandoffTake
@@ -265,7 +265,7 @@ class Restorer:
             store.rates.loaded(bytes_loaded=sum(sizes), seconds=seconds)
         return Restored(sequence, replace(report, replay_seconds=seconds), plan.save_states)
 
-    def _start(self, plan: Plan, state: TokenSequence[bytes]) -> Start | None:
+    def _start(self, plan: Plan, state: TokenSequence[BytesLike]) -> Start | None:
         """Where the window rows come from."""
         rows = rows_of(plan, self._profile)
         if rows is not None:

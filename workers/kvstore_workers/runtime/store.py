@@ -15,11 +15,12 @@ from kvstore.clock import Clock
 from kvstore.errors import DamagedBytes, KvstoreError, Unavailable, UnknownNamespace
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.profile.layout import layer_slices
-from kvstore.types import Exactness, Lineage
+from kvstore.types import BytesLike, Exactness, Lineage
 from kvstore_client.client import CacheClient, Lookup
 from kvstore_client.flight import Flight
 from kvstore_client.handoff import HandoffTake
 from kvstore_client.lease import Lease
+from kvstore_client.mapped import MappedItem
 from kvstore_client.reservation import Reservation
 from kvstore_client.values import Costs, FetchedItem, FetchedSlice, Plan, ReserveItem
 from kvstore_workers.runtime.need import WantedItem, block_items, state_items
@@ -47,8 +48,8 @@ class Fetched:
     """Blocks in order from the first, and what the plan's window state is made of, if that was asked for. Checked
     against the profile's sizes."""
 
-    blocks: tuple[bytes, ...]
-    state: tuple[bytes, ...]
+    blocks: tuple[BytesLike, ...]
+    state: tuple[BytesLike, ...]
     seconds: float
 
 
@@ -137,13 +138,13 @@ class PrefixStore:
         wanted = [*block_items(self.profile, blocks), *state]
         began = self._clock.monotonic()
         first_at: float | None = None
-        payloads: list[bytes] = []
+        payloads: list[BytesLike] = []
         # Closed at once when this is given up: the service then stops reading.
-        fetch = self._cache.fetch(lease, first_block=0, block_count=blocks, state=bool(state))
-        with closing(cast("Generator[FetchedItem, None, None]", fetch)) as items:
+        mapped = self._cache.map(lease, first_block=0, block_count=blocks, state=bool(state))
+        with closing(cast("Generator[MappedItem, None, None]", mapped)) as items:
             for item in items:
-                first_at = self._clock.monotonic() if first_at is None else first_at
                 payloads.append(_checked(item, wanted, len(payloads), exact=_is_exact(plan)))
+                first_at = self._clock.monotonic() if first_at is None else first_at
                 check()
         if len(payloads) != len(wanted):
             raise DamagedBytes(
@@ -151,13 +152,13 @@ class PrefixStore:
             )
         ended = self._clock.monotonic()
         if first_at is not None:
-            rest = sum(len(payload) for payload in payloads[1:])
+            rest = sum(memoryview(payload).nbytes for payload in payloads[1:])
             self.note_fetch(plan, began=began, first_at=first_at, ended=ended, rest_bytes=rest)
         return Fetched(tuple(payloads[:blocks]), tuple(payloads[blocks:]), ended - began)
 
     def fetch_slices(
         self, looked_up: Lookup, *, blocks: int, slices: int, check: Callable[[], None]
-    ) -> Iterator[tuple[int | None, bytes]]:
+    ) -> Iterator[tuple[int | None, BytesLike]]:
         """The same bytes as `fetch`, so that the first layers are complete first: the window state's items as
         (None, payload), then slice 0 of every block as (0, bytes), slice 1 of every block, and so on."""
         lease = _lease(looked_up)
@@ -275,7 +276,25 @@ def _is_exact(plan: Plan) -> bool:
     return plan.exactness is Exactness.EXACT
 
 
-def _checked(item: FetchedItem, wanted: Sequence[WantedItem], place: int, *, exact: bool) -> bytes:
+def _own(item: MappedItem) -> BytesLike | None:
+    """The payload in memory of this process, with its checksum: where it lies now another's may lie later. None for one that
+    is missing. DamagedBytes where it did not stay what it was."""
+    payload = item.payload
+    if payload is None or not item.is_shared:
+        return payload
+    copy = bytearray(payload.nbytes)
+    if not item.copy_to(copy):
+        raise DamagedBytes(
+            "the payload changed while it was read, or does not have its checksum",
+            field="item",
+            value=f"{item.kind.name.lower()} {item.index}",
+        )
+    return copy
+
+
+def _checked(
+    item: FetchedItem | MappedItem, wanted: Sequence[WantedItem], place: int, *, exact: bool
+) -> BytesLike:
     if place >= len(wanted):
         raise DamagedBytes(
             "more items than asked for", field="items", value=place + 1, allowed=f"{len(wanted)} items"
@@ -284,10 +303,11 @@ def _checked(item: FetchedItem, wanted: Sequence[WantedItem], place: int, *, exa
     name = f"{item.kind.name.lower()} {item.index}"
     if (item.kind, item.index) != (expected.kind, expected.index):
         raise DamagedBytes("items out of order", field="item", value=name, allowed=str(expected))
-    return _checked_bytes(name, item.payload, item.lineage, expected.length, exact=exact)
+    payload = _own(item) if isinstance(item, MappedItem) else item.payload
+    return _checked_bytes(name, payload, item.lineage, expected.length, exact=exact)
 
 
-def _checked_slice(item: FetchedSlice, number: int, index: int, length: int, *, exact: bool) -> bytes:
+def _checked_slice(item: FetchedSlice, number: int, index: int, length: int, *, exact: bool) -> BytesLike:
     name = f"slice {item.slice} of block {item.index}"
     if (item.slice, item.index) != (number, index):
         raise DamagedBytes(
@@ -297,8 +317,8 @@ def _checked_slice(item: FetchedSlice, number: int, index: int, length: int, *, 
 
 
 def _checked_bytes(
-    name: str, payload: bytes | None, lineage: Lineage | None, length: int, *, exact: bool
-) -> bytes:
+    name: str, payload: BytesLike | None, lineage: Lineage | None, length: int, *, exact: bool
+) -> BytesLike:
     if payload is None:
         raise DamagedBytes("an item turned out missing", field="item", value=name)
     if len(payload) != length:
