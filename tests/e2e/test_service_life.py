@@ -572,8 +572,8 @@ def test_readers_that_stop_reading_hold_others_up_no_longer_than_their_leases() 
     with running_service(lease=2, segment=8 << 20, staging=8 << 20) as service, Raw(service.directory) as raw:
         namespace = raw.open("n", profile="flash-slim")
         chain = Chain(namespace, 32, seed=1)
-        for first in (0, 16):
-            raw.store(chain, first=first, last=first + 16)
+        for first in range(0, 32, 8):
+            raw.store(chain, first=first, last=first + 8)
         blocks = 31
         with ExitStack() as stack:
             streams = []
