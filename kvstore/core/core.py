@@ -29,6 +29,8 @@ from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo, StatesShare
 from kvstore.errors import PolicyTooLarge
 from kvstore.plan.base import Costs
+from kvstore.policy.base import EvictionPolicy
+from kvstore.policy.lru import LruPolicy
 from kvstore.policy.window import DEFAULT_POLICY, WindowPolicy
 from kvstore.pool.states import StatePool
 from kvstore.prefix.identity import NamespaceIdentity
@@ -59,10 +61,11 @@ class Core:
         limits: Limits | None = None,
         states_share_bytes: int = UNBOUNDED_BYTES,
         on_lease_end: Callable[[int], None] = lambda lease_id: None,
+        ranks: EvictionPolicy | None = None,
     ) -> None:
         """`states_share_bytes`: the disk's share for states; a policy that keeps more of one prompt of the longest length
         (`limits.prompt_tokens`) is refused. `on_lease_end` is told of each lease once, whichever way it ends, and must not
-        raise."""
+        raise. `ranks`: what is evicted first, empty; None for least recently used."""
         limits = limits or Limits()
         self._live = Live(
             pool=pool,
@@ -74,6 +77,7 @@ class Core:
             default_policy=default_policy,
             share=StatesShare(states_share_bytes, limits.prompt_tokens),
             on_lease_end=on_lease_end,
+            ranks=LruPolicy() if ranks is None else ranks,
         )
 
     @property
