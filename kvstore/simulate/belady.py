@@ -18,11 +18,12 @@ Uses = NDArray[np.int64]
 
 
 class BeladyPolicy(LeafPolicy):
-    """Keys are next uses, as numbers of requests, negated. Its caller says what it stores and uses; it stands for the best
-    that any policy could do with one block at a time."""
+    """Keys are next uses, as numbers of requests, negated. Its caller says what it stores and uses. It stands for the best
+    that any policy could do, one block at a time; without `refuses` for the best of those that store everything."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, refuses: bool = True) -> None:
         super().__init__()
+        self._refuses = refuses
         self._arriving: Sequence[int] = ()
         self._arrived = 0
         self._bars: Sequence[int] | None = None
@@ -36,7 +37,7 @@ class BeladyPolicy(LeafPolicy):
 
     def refuse_below(self, uses: Uses | None) -> None:
         """From now on the n-th victim is one that is used again later than `uses[n]`, or there is none. None: any."""
-        self._bars = None if uses is None else uses.tolist()
+        self._bars = uses.tolist() if self._refuses and uses is not None else None
         self._gone = 0
 
     def used(self, handles: NDArray[np.int32], uses: Uses) -> None:

@@ -7,11 +7,11 @@ import heapq
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,7 +119,7 @@ def load_log(
 
 def detect(paths: Sequence[Path]) -> Format:
     """By the names of the fields of the first lines that are JSON objects."""
-    with closing(_open(paths[0])) as file:
+    with _open(paths[0]) as file:
         for _ in range(FIRST_LINES):
             line = _readline(file, paths[0])
             if not line:
@@ -164,7 +164,7 @@ def _lines(paths: Iterable[Path], chosen: Format) -> Iterator[Parsed]:
     read = chosen.read
     assert read is not None, "a format of lines reads lines"
     for path in paths:
-        with closing(_open(path)) as file:
+        with _open(path) as file:
             number = 0
             while line := _readline(file, path):
                 number += 1
@@ -177,12 +177,17 @@ def _lines(paths: Iterable[Path], chosen: Format) -> Iterator[Parsed]:
                     yield _at(error, origin)
 
 
-def _open(path: Path) -> IO[bytes]:
+@contextmanager
+def _open(path: Path) -> Iterator[IO[bytes]]:
     """Plain or gzip, by its first bytes."""
-    file = path.open("rb")
-    packed = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
-    return gzip.open(file) if packed else file  # type: ignore[return-value]
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        if not packed:
+            yield file
+            return
+        with gzip.open(file) as unpacked:
+            yield cast(IO[bytes], unpacked)
 
 
 def _readline(file: IO[bytes], path: Path) -> bytes:
@@ -291,8 +296,9 @@ def _id_list(fields: Fields, name: str) -> NDArray[np.int64]:
 def _expanded(value: object) -> NDArray[np.int64]:
     """[[first, count], ...] to first, first + 1, ..."""
     try:
-        pairs = np.array(value, np.int64).reshape(-1, 2)
-        is_good = isinstance(value, list) and np.array_equal(pairs, np.array(value).reshape(-1, 2))
+        pairs = np.array(value, np.int64)
+        is_good = isinstance(value, list) and np.array_equal(pairs, np.array(value))
+        is_good = is_good and pairs.ndim == 2 and pairs.shape[1] == 2
     except (OverflowError, TypeError, ValueError):
         is_good = False
     if not is_good or (pairs[:, 1] < 1).any() or pairs[:, 1].sum() > IDS_MAX or (pairs[:, 1] > IDS_MAX).any():
@@ -337,7 +343,7 @@ def _when(request: Parsed) -> float:
 
 
 def _session(path: Path) -> Fields:
-    with closing(_open(path)) as file:
+    with _open(path) as file:
         try:
             text = file.read(SESSION_BYTES_MAX + 1)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.errors import InvalidArgument, LimitExceeded
+from kvstore.profile.base import MAX_BLOCK_TOKENS
 
 ROOT = -1
 """The parent of a first block."""
@@ -140,8 +141,8 @@ class _ByPrefix:
             raise _contradiction(names[at], at)
         fresh = names[known:]
         if len(set(fresh)) != len(fresh):
-            twice = Counter(fresh).most_common(1)[0][0]
-            raise _contradiction(twice, known + fresh.index(twice))
+            at = next(at for at, name in enumerate(fresh) if name in fresh[:at])
+            raise _contradiction(fresh[at], known + at)
         return whole, len(names)
 
     def add(self, ids: NDArray[np.int64], known: int, first: int) -> None:
@@ -220,7 +221,7 @@ def read_log(
     id_tokens: tokens of one id; group: how many ids make one block, counted from the start (a last group may be short, and
     is a block like any other); rekey: ids stand for their own tokens only, and a block is named by what comes before
     it too. A request that cannot be used raises BadLine, or with SKIP is left out and counted: times that run backwards,
-    lengths that are no lengths, more ids than the input has blocks, ids that contradict their parents.
+    lengths that are no lengths, ids that are not as many as the input has blocks, ids that contradict their parents.
     """
     _check_sizes(id_tokens, group)
     parents = _Parents()
@@ -308,14 +309,14 @@ def _check(request: LogRequest, id_tokens: int, latest: float) -> NDArray[np.int
         raise BadLine(
             "ids", "not block ids", field="ids", value=str(error), allowed="whole numbers of 64 bits"
         ) from error
-    most = -(-request.input_tokens // id_tokens)
-    if ids.ndim != 1 or len(ids) > most:
+    least, most = request.input_tokens // id_tokens, -(-request.input_tokens // id_tokens)
+    if ids.ndim != 1 or not least <= len(ids) <= most:
         raise BadLine(
             "ids",
-            f"more ids than {request.input_tokens} tokens have blocks of {id_tokens}",
+            f"{request.input_tokens} tokens have another number of blocks of {id_tokens}",
             field="ids",
             value=ids.size,
-            allowed=f"0 to {most}; say with --block how many tokens an id stands for",
+            allowed=f"{least} or {most}; --block says how many tokens an id stands for",
         )
     return ids
 
@@ -343,6 +344,14 @@ def _located(error: BadLine, origin: str) -> BadLine:
 
 
 def _check_sizes(id_tokens: int, group: int) -> None:
-    for name, value in (("--block", id_tokens), ("--group", group)):
-        if not 1 <= value <= 65_536:
-            raise InvalidArgument("not a size of a block", field=name, value=value, allowed="1 to 65536")
+    for name, value, most in (
+        ("--block", id_tokens, MAX_BLOCK_TOKENS),
+        ("--group", group, MAX_BLOCK_TOKENS // max(id_tokens, 1)),
+    ):
+        if not 1 <= value <= most:
+            raise InvalidArgument(
+                f"not a size of a block, which has at most {MAX_BLOCK_TOKENS} tokens",
+                field=name,
+                value=value,
+                allowed=f"1 to {most}",
+            )

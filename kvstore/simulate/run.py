@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstore.core import Core, Limits, ReserveItem, Written
 from kvstore.core.base import Gone, LookupResult
-from kvstore.plan import Costs
+from kvstore.plan import Costs, Coverage
 from kvstore.plan.coverage import longest_restore, usable
 from kvstore.plan.planner import tokens_saved
 from kvstore.plan.save import save_states
@@ -22,9 +22,9 @@ from kvstore.prefix import NamespaceIdentity
 from kvstore.profile.base import Layer, LayerKind, Profile
 from kvstore.profile.formats import RowFormat
 from kvstore.simulate.belady import BeladyPolicy, NextUses, Uses
-from kvstore.simulate.log import RequestLog
+from kvstore.simulate.log import Numbers, RequestLog
 from kvstore.store.base import Place
-from kvstore.types import KEY_BYTES, BlockKey, Checks, ItemId, ItemKind
+from kvstore.types import KEY_BYTES, BlockKey, Checks, ItemKind
 
 FREE_READS = Costs(
     seconds_per_layer_token=1.0, seconds_per_ssd_byte=0.0, seconds_per_memory_byte=0.0, seconds_per_fetch=0.0
@@ -121,6 +121,35 @@ def keys_of(log: RequestLog) -> list[BlockKey]:
     return [BlockKey(number.to_bytes(KEY_BYTES, "big")) for number in range(1, log.footprint + 1)]
 
 
+class Ages:
+    """When each block came, for a retention since then: a block whose time is over is of no use, and comes anew with the next
+    request that wants it, as do all blocks after it."""
+
+    def __init__(self, footprint: int, seconds: float) -> None:
+        self._since = np.full(footprint, -np.inf)
+        self._seconds = seconds
+        self._held = 0.0
+        self.expired = 0
+
+    def serve(self, blocks: Numbers, held: int, now: float) -> int:
+        """How many of the first `held` are of use; the others are stored now."""
+        over = np.flatnonzero(self._since[blocks[:held]] + self._seconds <= now)
+        usable = int(over[0]) if len(over) else held
+        self.expired += len(over)
+        fresh = blocks[usable:]
+        self._held += self._lives(self._since[fresh], now)
+        self._since[fresh] = now
+        return usable
+
+    def held_seconds(self, end: float) -> float:
+        """Over all blocks, how long each was of use until `end`."""
+        return self._held + self._lives(self._since, end)
+
+    def _lives(self, since: NDArray[np.float64], now: float) -> float:
+        came = since[np.isfinite(since)]
+        return float(np.minimum(now - came, self._seconds).sum())
+
+
 class Simulation:
     """Owns a core and feeds it a log. `keys` of the log's blocks may be shared by simulations, `uses` is for BeladyPolicy."""
 
@@ -141,8 +170,8 @@ class Simulation:
         self._keys = keys_of(log) if keys is None else keys
         self._belady = ranks if isinstance(ranks, BeladyPolicy) else None
         self._uses = NextUses(log) if self._belady is not None and uses is None else uses
-        self._forgets = case.retention_seconds is not None and case.ttl_from is TtlFrom.INSERTION
-        slides = case.retention_seconds is not None and not self._forgets
+        by_age = case.retention_seconds is not None and case.ttl_from is TtlFrom.INSERTION
+        slides = case.retention_seconds is not None and not by_age
         self._core = Core(
             pool=StatePool(0, FOR_EVER),
             retention_seconds=case.retention_seconds if slides and case.retention_seconds else FOR_EVER,
@@ -154,9 +183,7 @@ class Simulation:
         # What the service's share for states would refuse is simulated all the same.
         self._space = self._core.open_namespace("log", identity, policy).digest
         self._windows = WindowPolicy.parse(policy, self._profile)
-        # What is to be forgotten, by when it came, and when each block came last.
-        self._insertions: deque[tuple[float, BlockKey]] = deque()
-        self._inserted: dict[BlockKey, float] = {}
+        self._ages = Ages(log.footprint, case.retention_seconds or FOR_EVER) if by_age else None
         self._placed = 0
         self._held = 0
         self._held_seconds = 0.0
@@ -174,6 +201,9 @@ class Simulation:
         outcome.states_stored = statistics.totals["stored_states_total"]
         outcome.index_bytes_per_block = statistics.index_bytes_per_block
         span = self._log.span_seconds
+        if self._ages is not None:
+            self._held_seconds = self._ages.held_seconds(span + _START)
+            outcome.blocks_expired = self._ages.expired
         outcome.held_blocks_mean = self._held_seconds / span if span else float(statistics.blocks)
         return outcome
 
@@ -211,7 +241,7 @@ class Simulation:
             exact_only=case.replay is not Replay.BOUNDED,
         )
         held = found.coverage.blocks
-        resumed = self._count(found, tokens, len(keys), prompt)
+        resumed = self._count(self._aged(found, request, now), tokens, len(keys), prompt)
         uses = self._reuse(request, len(keys), found.lease_id, now)
         room = self._room(len(keys) - held, now, None if uses is None else uses[held:])
         if self._belady is not None and uses is not None:
@@ -221,11 +251,15 @@ class Simulation:
             items += self._state_items(found, keys, held + room, resumed, prompt)
         for begin in range(0, len(items), _ITEMS_AT_ONCE):
             self._store(items[begin : begin + _ITEMS_AT_ONCE], now)
-        if self._forgets:
-            self._insertions.extend((now, key) for key in keys[held : held + room])
-            self._inserted.update(dict.fromkeys(keys[held : held + room], now))
         if found.lease_id is not None:
             core.release(found.lease_id, SESSION, now)
+
+    def _aged(self, found: LookupResult, request: int, now: float) -> LookupResult:
+        """Without the blocks from the first one on whose time since it came is over: those come anew."""
+        if self._ages is None:
+            return found
+        blocks = self._ages.serve(self._log.blocks(request), found.coverage.blocks, now)
+        return replace(found, coverage=Coverage(blocks))
 
     def _count(self, found: LookupResult, tokens: int, blocks: int, prompt: int) -> int:
         """Count a request; where it resumes, in tokens."""
@@ -277,6 +311,8 @@ class Simulation:
             blocks = self._left(gone)
             self.outcome.blocks_evicted += blocks
             wanted -= blocks
+        if self._belady is not None:
+            self._belady.refuse_below(None)
         self.outcome.blocks_refused += max(wanted, 0)
         return missing - max(wanted, 0)
 
@@ -351,27 +387,13 @@ class Simulation:
 
     def _expire(self, now: float) -> None:
         """What the service does each second, for all seconds since the last request."""
-        if self._case.retention_seconds is None:
-            return
-        if self._forgets:
-            self._forget_due(now)
+        if self._case.retention_seconds is None or self._ages is not None:
             return
         step = max(1.0, (now - self._second) / _STEPS_MAX)
         while self._second < now:
             self._second = min(self._second + step, now)
             while gone := self._core.expire_blocks(self._second):
                 self._count_held(self._second)
-                self.outcome.blocks_expired += self._left(gone)
-
-    def _forget_due(self, now: float) -> None:
-        """A block goes so long after it came, whatever used it since, and takes what is below it along."""
-        retention = self._case.retention_seconds
-        assert retention is not None, "asked for where there is one"
-        while self._insertions and self._insertions[0][0] + retention <= now:
-            since, key = self._insertions.popleft()
-            if self._inserted.get(key) == since:
-                gone = self._core.forget(self._space, ItemId(key, ItemKind.BLOCK))
-                self._count_held(since + retention)
                 self.outcome.blocks_expired += self._left(gone)
 
     def _count_held(self, until: float) -> None:
