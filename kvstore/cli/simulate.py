@@ -12,9 +12,9 @@ from kvstore.config import parse_count, parse_time
 from kvstore.errors import InvalidArgument
 from kvstore.policy.window import POLICY_NAMES
 from kvstore.profile.registry import PROFILES, get_profile
+from kvstore.simulate.case import Replay, TtlFrom
 from kvstore.simulate.formats import FORMATS, load_log
 from kvstore.simulate.log import OnBadLine
-from kvstore.simulate.run import Replay, TtlFrom
 from kvstore.simulate.study import DEFAULT_SIZES, POLICIES, Question, Row, Study, facts, row_values
 
 CASES_MAX = 1000

@@ -11,24 +11,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvstore.errors import InvalidArgument
+from kvstore.simulate.fields import Fields, expanded, field_of, id_list, located, request_of
 from kvstore.simulate.log import BadLine, LogRequest, OnBadLine, RequestLog, read_log
 
 LINE_BYTES_MAX = 64 << 20
 SESSION_BYTES_MAX = 1 << 30
-IDS_MAX = 1 << 24
-"""Of one request; what a run-length pair may ask for, too."""
-
 FIRST_LINES = 16
 """How many lines are looked at to tell the format."""
 
 Parsed = LogRequest | BadLine
-Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +48,15 @@ class LoadedLog:
 
 
 def _mooncake(fields: Fields, origin: str) -> LogRequest:
-    return _request(fields, origin, scale=0.001, ids=_id_list(fields, "hash_ids"))
+    return request_of(fields, origin, scale=0.001, ids=id_list(fields, "hash_ids"))
 
 
 def _runs(fields: Fields, origin: str) -> LogRequest:
-    return _request(fields, origin, scale=0.001, ids=_expanded(_field(fields, "hash_runs")))
+    return request_of(fields, origin, scale=0.001, ids=expanded(field_of(fields, "hash_runs")))
 
 
 def _bailian(fields: Fields, origin: str) -> LogRequest:
-    return _request(fields, origin, scale=1.0, ids=_id_list(fields, "hash_ids"))
+    return request_of(fields, origin, scale=1.0, ids=id_list(fields, "hash_ids"))
 
 
 MOONCAKE = Format("mooncake", "JSON lines with hash_ids of 512 tokens, times in ms", 512, False, _mooncake)
@@ -174,7 +170,7 @@ def _lines(paths: Iterable[Path], chosen: Format) -> Iterator[Parsed]:
                 try:
                     yield read(_object(line), origin)
                 except BadLine as error:
-                    yield _at(error, origin)
+                    yield located(error, origin)
 
 
 @contextmanager
@@ -218,101 +214,8 @@ def _object(line: bytes) -> Fields:
     return fields
 
 
-def _at(error: BadLine, origin: str) -> BadLine:
-    return BadLine(
-        error.kind,
-        f"{origin}: {str(error).split('; ')[0]}",
-        field=error.field,
-        value=error.value,
-        allowed=error.allowed,
-    )
-
-
 def _shown(line: bytes) -> str:
     return ascii(line[:40].decode("utf-8", "replace"))
-
-
-# ---- fields ----------------------------------------------------------------------------------------------------
-
-
-def _request(
-    fields: Fields, origin: str, *, scale: float, ids: NDArray[np.int64], names: Sequence[str] = ()
-) -> LogRequest:
-    time, inputs, outputs = names or ("timestamp", "input_length", "output_length")
-    return LogRequest(
-        _number(fields, time) * scale,
-        _whole(fields, inputs),
-        _whole(fields, outputs) if outputs in fields else 0,
-        ids,
-        origin,
-    )
-
-
-def _field(fields: Fields, name: str) -> Any:
-    if name not in fields:
-        raise BadLine(
-            "broken lines", "a field is missing", field=name, value="", allowed="a field of this name"
-        )
-    return fields[name]
-
-
-def _number(fields: Fields, name: str) -> float:
-    value = _field(fields, name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadLine("broken lines", "not a time", field=name, value=ascii(value), allowed="a number")
-    try:
-        return float(value)
-    except OverflowError:
-        raise BadLine(
-            "broken lines", "not a time", field=name, value=value, allowed="a finite number"
-        ) from None
-
-
-def _whole(fields: Fields, name: str) -> int:
-    value = _field(fields, name)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadLine("broken lines", "not a count", field=name, value=ascii(value), allowed="a whole number")
-    return value
-
-
-def _id_list(fields: Fields, name: str) -> NDArray[np.int64]:
-    value = _field(fields, name)
-    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-        raise BadLine(
-            "broken lines", "not block ids", field=name, value=ascii(value), allowed="a list of whole numbers"
-        )
-    try:
-        return np.array(value, np.int64)
-    except OverflowError:
-        raise BadLine(
-            "broken lines",
-            "not block ids",
-            field=name,
-            value=max(value, key=abs),
-            allowed="numbers of 64 bits",
-        ) from None
-
-
-def _expanded(value: object) -> NDArray[np.int64]:
-    """[[first, count], ...] to first, first + 1, ..."""
-    try:
-        pairs = np.array(value, np.int64)
-        is_good = isinstance(value, list) and np.array_equal(pairs, np.array(value))
-        is_good = is_good and pairs.ndim == 2 and pairs.shape[1] == 2
-    except (OverflowError, TypeError, ValueError):
-        is_good = False
-    if not is_good or (pairs[:, 1] < 1).any() or pairs[:, 1].sum() > IDS_MAX or (pairs[:, 1] > IDS_MAX).any():
-        raise BadLine(
-            "broken lines",
-            "not runs of block ids",
-            field="hash_runs",
-            value=ascii(value),
-            allowed=f"[[first, count], ...], counts of 1 or more, {IDS_MAX} ids in all",
-        )
-    counts = pairs[:, 1]
-    starts = pairs[:, 0] - np.concatenate(([0], np.cumsum(counts)[:-1])) if len(pairs) else counts
-    ids: NDArray[np.int64] = np.repeat(starts, counts) + np.arange(counts.sum())
-    return ids
 
 
 # ---- sessions --------------------------------------------------------------------------------------------------
@@ -397,7 +300,7 @@ def _session_requests(
             if isinstance(inner, list):
                 yield from _session_requests(inner, origin, scopes)
                 continue
-            ids = _id_list(entry, "hash_ids") + (scope << 40)
-            yield _request(entry, origin, scale=1.0, ids=ids, names=("t", "in", "out"))
+            ids = id_list(entry, "hash_ids") + (scope << 40)
+            yield request_of(entry, origin, scale=1.0, ids=ids, names=("t", "in", "out"))
         except BadLine as error:
-            yield _at(error, origin)
+            yield located(error, origin)

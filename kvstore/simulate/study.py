@@ -11,8 +11,9 @@ from kvstore.policy import EvictionPolicy, FifoPolicy, LruPolicy
 from kvstore.policy.window import WindowPolicy
 from kvstore.profile.base import Profile
 from kvstore.simulate.belady import BeladyPolicy, NextUses
+from kvstore.simulate.case import Case, Outcome, Replay, TtlFrom, counting_profile
 from kvstore.simulate.formats import LoadedLog
-from kvstore.simulate.run import Case, Outcome, Replay, Simulation, TtlFrom, counting_profile, keys_of
+from kvstore.simulate.run import Simulation, keys_of
 from kvstore.simulate.sizes import ALL, Size, parse_capacity
 
 INFINITE = "infinite"

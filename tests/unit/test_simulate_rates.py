@@ -7,9 +7,10 @@ import pytest
 
 from kvstore.policy import EvictionPolicy
 from kvstore.simulate.belady import BeladyPolicy
+from kvstore.simulate.case import Case, Outcome, TtlFrom
 from kvstore.simulate.formats import load_log
 from kvstore.simulate.log import LogRequest, RequestLog, read_log
-from kvstore.simulate.run import Case, Outcome, Simulation, TtlFrom
+from kvstore.simulate.run import Simulation
 from kvstore.simulate.study import POLICIES, Question, Study, row_values
 from tests.support.request_logs import (
     BLOCK,
