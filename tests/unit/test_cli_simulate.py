@@ -105,7 +105,6 @@ REFUSED = [
     (("--block", "x"), "not a count"),
     (("--group", "0"), "not a size of a block"),
     (("--group", "129"), "not a size of a block"),
-    (("--block", "500", "--profile", "deepseek-v4-flash"), "blocks of the log do not fit the model"),
     (("--size", ",".join(["1%"] * 1001)), "too many cases"),
 ]
 
@@ -121,6 +120,17 @@ def test_what_is_not_allowed_is_one_line_and_nothing_is_written(
     [line] = printed.err.splitlines()
     assert words in line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_blocks_that_no_model_could_have_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"timestamp": 0, "input_length": 640, "output_length": 1, "hash_runs": [[1, 10]]}\n')
+    flags = ["--size", "50%", "--profile", "deepseek-v4-flash"]
+    assert main(["simulate", str(log), *flags]) == 1
+    assert "blocks of the log do not fit the model" in capsys.readouterr().err
+    assert main(["simulate", str(log), *flags, "--group", "2"]) == 0
 
 
 def test_skipped_lines_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
