@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import sys
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ NO_HANDLE = -1
 _SPARE_ENTRIES = 1024
 
 
-class LeafPolicy:
+class LeafPolicy(ABC):
     """EvictionPolicy by key: among what has no child, the lowest key goes first. A parent comes up when its last child has
     gone, with the key that it has then. Subclasses set keys with `_rank`."""
 
@@ -99,8 +100,9 @@ class LeafPolicy:
             assert children[handle] == self._children[handle], "children"
             assert children[handle] or (self._key[handle], handle) in entries, "a childless handle is ranked"
 
+    @abstractmethod
     def _key_of_new(self, handle: int) -> int:
-        raise NotImplementedError
+        """Where a handle that has just come ranks."""
 
     def _may_go(self, key: int) -> bool:
         """Whether the next one, which has this key, may be a victim now; if not, none after it may."""
