@@ -47,7 +47,7 @@ class LeafPolicy(ABC):
         self._enter(handle, below)
         self._rank(handle, self._key_of_new(handle))
 
-    def on_touch(self, handles: Iterable[int], below: int = NO_HANDLE) -> None:
+    def on_touch(self, handles: Iterable[int], below: int = NO_HANDLE) -> None:  # noqa: B027 - a choice, not a gap
         """A use changes nothing, unless a subclass says so."""
 
     def on_remove(self, handle: int) -> None:
