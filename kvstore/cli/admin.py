@@ -106,7 +106,7 @@ def _share(ns: OpenedNamespace) -> str:
     """What the disk's share for states holds at most: states of prompts of any length, or those of so many tokens."""
     if not ns.states_share_tokens:
         return "no states are kept"
-    if ns.policy == WindowKind.ENDPOINTS:
+    if ns.policy in (WindowKind.ENDPOINTS, WindowKind.ENDPOINTS_ONLY):
         return f"{ns.states_share_states:,} states"
     held = f"the states of {ns.states_share_tokens:,} tokens"
     return f"{held}: TOO FEW for the longest prompt" if ns.policy_too_large else held

@@ -18,6 +18,7 @@ _COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("kvstore.cli.profiles", ()),
     ("kvstore.cli.bench", ("lmdb", "numpy")),
     ("kvstore.cli.plan", ()),
+    ("kvstore.cli.simulate", ("lmdb", "numpy")),
     ("kvstore.cli.chaos", ("lmdb", "xxhash")),
     ("kvstore.cli.admin", ()),
     ("kvstore.cli.disk", ("lmdb", "numpy")),

@@ -33,6 +33,8 @@ from kvstore.core.reservations import returned
 from kvstore.core.steps import collected, whole
 from kvstore.errors import PolicyTooLarge
 from kvstore.plan.base import Costs
+from kvstore.policy.base import EvictionPolicy
+from kvstore.policy.lru import LruPolicy
 from kvstore.policy.window import DEFAULT_POLICY, WindowPolicy
 from kvstore.pool.states import StatePool
 from kvstore.prefix.identity import NamespaceIdentity
@@ -63,10 +65,11 @@ class Core(LongWork):
         limits: Limits | None = None,
         states_share_bytes: int = UNBOUNDED_BYTES,
         on_lease_end: Callable[[int], None] = lambda lease_id: None,
+        ranks: EvictionPolicy | None = None,
     ) -> None:
         """`states_share_bytes`: the disk's share for states; a policy that keeps more of one prompt of the longest length
         (`limits.prompt_tokens`) is refused. `on_lease_end` is told of each lease once, whichever way it ends, and must not
-        raise."""
+        raise. `ranks`: what is evicted first, empty; None for least recently used."""
         limits = limits or Limits()
         self._live = Live(
             pool=pool,
@@ -78,6 +81,7 @@ class Core(LongWork):
             default_policy=default_policy,
             share=StatesShare(states_share_bytes, limits.prompt_tokens),
             on_lease_end=on_lease_end,
+            ranks=LruPolicy() if ranks is None else ranks,
         )
 
     @property

@@ -83,9 +83,12 @@ def expire(live: Live, now_wall: float, limit: int) -> list[Gone]:
     left: list[Gone] = []
     count = 0
     for slot in live.ranks.victims():
-        # Ranks follow last uses: the first block whose time is not over ends the search.
-        if count >= limit or live.index.used[slot] + live.retention_seconds > now_wall:
+        is_young = live.index.used[slot] + live.retention_seconds > now_wall
+        # Where ranks follow last uses, the first block whose time is not over ends the search.
+        if count >= limit or (is_young and live.ranks.follows_uses):
             break
+        if is_young:
+            continue
         if live.index.is_childless(slot) and not live.holds.is_held(slot):
             left += live.remove_block(slot)
             count += 1

@@ -29,7 +29,7 @@ from kvstore.core.namespaces import NamespaceInfo, NamespaceTable, StatesShare
 from kvstore.core.reservations import ReservationTable
 from kvstore.core.segments import SegmentMap
 from kvstore.core.states import STATE_KINDS, StateEntry, StateTable, handle_of, kind_of, slot_of
-from kvstore.policy.lru import LruPolicy
+from kvstore.policy.base import EvictionPolicy
 from kvstore.pool.states import StatePool
 from kvstore.store.base import Place
 from kvstore.types import BlockKey, Checks, ItemId, ItemKind, Lineage
@@ -53,6 +53,7 @@ class Live:
         default_policy: str,
         share: StatesShare,
         on_lease_end: Callable[[int], None],
+        ranks: EvictionPolicy,
     ) -> None:
         self.pool = pool
         self.limits = limits
@@ -61,7 +62,7 @@ class Live:
         self.index = BlockIndex()
         self.states = StateTable()
         self.segments = SegmentMap()
-        self.ranks = LruPolicy()
+        self.ranks = ranks
         self.holds = Holds()
         self.leases = LeaseTable(
             self.holds,

@@ -9,7 +9,7 @@ from kvstore.plan.base import Alternative, Costs, Coverage
 from kvstore.plan.coverage import whole_blocks
 from kvstore.plan.planner import plan
 from kvstore.plan.save import save_states
-from kvstore.policy.window import WindowPolicy
+from kvstore.policy.window import WindowKind, WindowPolicy
 from kvstore.profile.base import Profile
 from kvstore.profile.report import PERIODS_IN_BLOCKS
 from kvstore.types import StateSource
@@ -130,6 +130,9 @@ def what_if(
     )
 
 
+_ENDS_OF_OTHER_KINDS = (WindowKind.ENDPOINTS_ONLY, WindowKind.ENDPOINTS_PERIODIC)
+
+
 def policies_to_compare(profile: Profile, current: WindowPolicy) -> tuple[WindowPolicy, ...]:
     """The current policy and one of each kind, from what keeps least to what keeps most."""
     periods = {blocks * profile.block_tokens for blocks in PERIODS_IN_BLOCKS}
@@ -137,6 +140,7 @@ def policies_to_compare(profile: Profile, current: WindowPolicy) -> tuple[Window
     texts = (
         "zero",
         "endpoints",
+        *([str(current)] if current.kind in _ENDS_OF_OTHER_KINDS else []),
         *(f"periodic:{every}" for every in sorted(periods, reverse=True)),
         "full",
         "full+overlap",

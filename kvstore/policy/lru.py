@@ -21,6 +21,8 @@ class LruPolicy:
     its child.
     """
 
+    follows_uses = True
+
     def __init__(self) -> None:
         self._newer = array("i", (_RING,))
         self._older = array("i", (_RING,))

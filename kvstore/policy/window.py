@@ -10,28 +10,40 @@ from kvstore.profile.base import Profile
 
 
 class WindowKind(StrEnum):
-    """ZERO keeps nothing on SSD; ENDPOINTS the last usable edge of the prompt, the last edge of the output, and the edges
-    where a prompt leaves what was held before it (branch points); PERIODIC a state at every multiple of N tokens; FULL
-    the window rows of every token, from which a resume at any edge replays the last CSA group; FULL_OVERLAP the overlap
-    at each block's end too, so that nothing is replayed."""
+    """ZERO keeps nothing on SSD; ENDPOINTS_ONLY the last usable edge of the prompt and the last edge of the output;
+    ENDPOINTS those and the edges where a prompt leaves what was held before it (branch points); PERIODIC a state at every
+    multiple of N tokens; ENDPOINTS_PERIODIC what ENDPOINTS and PERIODIC keep; FULL the window rows of every token, from
+    which a resume at any edge replays the last CSA group; FULL_OVERLAP the overlap at each block's end too, so that
+    nothing is replayed."""
 
     ZERO = "zero"
+    ENDPOINTS_ONLY = "endpoints-only"
     ENDPOINTS = "endpoints"
     PERIODIC = "periodic"
+    ENDPOINTS_PERIODIC = "endpoints+periodic"
     FULL = "full"
     FULL_OVERLAP = "full+overlap"
 
 
 DEFAULT_POLICY = "endpoints"
-POLICY_NAMES = "zero, endpoints, periodic:N, full, full+overlap"
+POLICY_NAMES = "zero, endpoints-only, endpoints, periodic:N, endpoints+periodic:N, full, full+overlap"
+
+_PERIODIC = (WindowKind.PERIODIC, WindowKind.ENDPOINTS_PERIODIC)
+_AT_ENDPOINTS = (WindowKind.ENDPOINTS_ONLY, WindowKind.ENDPOINTS, WindowKind.ENDPOINTS_PERIODIC)
 
 ENDPOINT_STATES = 3
 """States that one prompt keeps under `endpoints` at most: its last usable edge, its output's last edge, one branch point."""
 
+_END_STATES = {
+    WindowKind.ENDPOINTS_ONLY: ENDPOINT_STATES - 1,
+    WindowKind.ENDPOINTS: ENDPOINT_STATES,
+    WindowKind.ENDPOINTS_PERIODIC: ENDPOINT_STATES,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class WindowPolicy:
-    """`every_tokens` is N for PERIODIC, else 0. `str()` gives the text that `parse` reads."""
+    """`every_tokens` is N for PERIODIC and ENDPOINTS_PERIODIC, else 0. `str()` gives the text that `parse` reads."""
 
     kind: WindowKind
     every_tokens: int = 0
@@ -48,14 +60,14 @@ class WindowPolicy:
 
     @classmethod
     def _parse(cls, text: str, unit: int) -> WindowPolicy:
-        if text != WindowKind.PERIODIC and text in tuple(WindowKind):
+        if text in tuple(WindowKind) and text not in _PERIODIC:
             return cls(WindowKind(text))
         name, colon, number = text.partition(":")
-        if name == "periodic" and colon and number.isascii() and number.isdecimal() and len(number) <= 12:
+        if name in _PERIODIC and colon and number.isascii() and number.isdecimal() and len(number) <= 12:
             every = int(number)
             # One way to write each policy, so that equal policies are equal texts.
             if every > 0 and every % unit == 0 and str(every) == number:
-                return cls(WindowKind.PERIODIC, every)
+                return cls(WindowKind(name), every)
         block = f"a positive multiple of {unit}" if unit > 1 else "a positive multiple of the profile's block"
         raise InvalidArgument(
             "unknown window-state policy",
@@ -65,12 +77,12 @@ class WindowPolicy:
         )
 
     def __str__(self) -> str:
-        return f"periodic:{self.every_tokens}" if self.kind is WindowKind.PERIODIC else self.kind.value
+        return f"{self.kind.value}:{self.every_tokens}" if self.every_tokens else self.kind.value
 
     @property
     def output_edge_on_ssd(self) -> bool:
         """Whether the last edge of the output goes to SSD."""
-        return self.kind is WindowKind.ENDPOINTS
+        return self.kind in _AT_ENDPOINTS
 
     @property
     def rows(self) -> bool:
@@ -97,12 +109,14 @@ class WindowPolicy:
         self, profile: Profile, *, prompt_tokens: int, after: int, branch_at: int = 0
     ) -> tuple[int, ...]:
         """Edges > `after` inside the prompt whose state goes to SSD, ascending."""
-        if self.kind is WindowKind.ENDPOINTS:
-            return self.pool_edges(profile, prompt_tokens=prompt_tokens, after=after, branch_at=branch_at)
-        if self.kind is WindowKind.PERIODIC:
+        edges: set[int] = set()
+        if self.kind in _AT_ENDPOINTS:
+            branch = 0 if self.kind is WindowKind.ENDPOINTS_ONLY else branch_at
+            edges.update(self.pool_edges(profile, prompt_tokens=prompt_tokens, after=after, branch_at=branch))
+        if self.kind in _PERIODIC:
             first = (after // self.every_tokens + 1) * self.every_tokens
-            return tuple(range(first, prompt_tokens + 1, self.every_tokens))
-        return ()
+            edges.update(range(first, prompt_tokens + 1, self.every_tokens))
+        return tuple(sorted(edges))
 
 
 def last_usable_edge(profile: Profile, prompt_tokens: int) -> int:
@@ -121,22 +135,27 @@ def prompt_states_bytes(policy: WindowPolicy, profile: Profile, prompt_tokens: i
     match policy.kind:
         case WindowKind.ZERO:
             return 0
-        case WindowKind.ENDPOINTS:
-            return ENDPOINT_STATES * profile.state_bytes
+        case WindowKind.ENDPOINTS | WindowKind.ENDPOINTS_ONLY:
+            return _END_STATES[policy.kind] * profile.state_bytes
         case WindowKind.PERIODIC:
             return prompt_tokens // policy.every_tokens * profile.state_bytes
+        case WindowKind.ENDPOINTS_PERIODIC:
+            return (ENDPOINT_STATES + prompt_tokens // policy.every_tokens) * profile.state_bytes
         case WindowKind.FULL | WindowKind.FULL_OVERLAP:
             return prompt_tokens // profile.block_tokens * _rows_bytes(policy, profile)
 
 
 def share_tokens(policy: WindowPolicy, profile: Profile, *, share_bytes: int, longest_tokens: int) -> int:
-    """Of how many tokens a share of `share_bytes` holds the states; 0 where the policy keeps none. Under `endpoints` a
+    """Of how many tokens a share of `share_bytes` holds the states; 0 where the policy keeps none. Where ends are kept, a
     prompt counts as one of `longest_tokens`, the most that the service takes."""
     match policy.kind:
         case WindowKind.ZERO:
             return 0
-        case WindowKind.ENDPOINTS:
-            return share_bytes // (ENDPOINT_STATES * profile.state_bytes) * longest_tokens
+        case WindowKind.ENDPOINTS | WindowKind.ENDPOINTS_ONLY:
+            return share_bytes // (_END_STATES[policy.kind] * profile.state_bytes) * longest_tokens
+        case WindowKind.ENDPOINTS_PERIODIC:
+            each = prompt_states_bytes(policy, profile, longest_tokens)
+            return share_bytes // each * longest_tokens
         case WindowKind.PERIODIC:
             return share_bytes // profile.state_bytes * policy.every_tokens
         case WindowKind.FULL | WindowKind.FULL_OVERLAP:
@@ -166,8 +185,14 @@ def _rows_bytes(policy: WindowPolicy, profile: Profile) -> int:
 
 def _sum(policy: WindowPolicy, profile: Profile, tokens: int) -> str:
     """The product that `prompt_states_bytes` works out, in words."""
-    if policy.kind is WindowKind.ENDPOINTS:
-        return f"{ENDPOINT_STATES} states of {profile.state_bytes:,} B"
+    if policy.kind in (WindowKind.ENDPOINTS, WindowKind.ENDPOINTS_ONLY):
+        return f"{_END_STATES[policy.kind]} states of {profile.state_bytes:,} B"
+    if policy.kind is WindowKind.ENDPOINTS_PERIODIC:
+        count = ENDPOINT_STATES + tokens // policy.every_tokens
+        return (
+            f"{ENDPOINT_STATES} states and {tokens:,} tokens / {policy.every_tokens:,}, {count:,} states of "
+            f"{profile.state_bytes:,} B"
+        )
     if policy.kind is WindowKind.PERIODIC:
         count = tokens // policy.every_tokens
         return f"{tokens:,} tokens / {policy.every_tokens:,} = {count:,} states of {profile.state_bytes:,} B"

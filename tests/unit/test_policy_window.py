@@ -21,7 +21,17 @@ LONGEST = 1 << 20
 
 
 @pytest.mark.parametrize(
-    "text", ["zero", "endpoints", f"periodic:{B}", f"periodic:{64 * B}", "full", "full+overlap"]
+    "text",
+    [
+        "zero",
+        "endpoints-only",
+        "endpoints",
+        f"periodic:{B}",
+        f"periodic:{64 * B}",
+        f"endpoints+periodic:{B}",
+        "full",
+        "full+overlap",
+    ],
 )
 def test_a_policy_reads_back_as_it_was_written(text: str) -> None:
     assert str(WindowPolicy.parse(text, TINY)) == text
@@ -37,6 +47,9 @@ def test_a_policy_reads_back_as_it_was_written(text: str) -> None:
         "full:32",
         "overlap",
         "periodic",
+        "endpoints+periodic",
+        "endpoints+periodic:33",
+        "endpoints-only:32",
         "periodic:",
         "periodic:0",
         "periodic:-32",
@@ -102,6 +115,9 @@ CASES = [
     ("endpoints", 1, 0, False, (), ()),
     ("endpoints", B, 0, False, (), ()),
     (f"periodic:{B}", B, 0, False, (), (B,)),
+    ("endpoints-only", 10 * B, 0, False, (9 * B,), (9 * B,)),
+    (f"endpoints+periodic:{4 * B}", 10 * B, 0, False, (9 * B,), (4 * B, 8 * B, 9 * B)),
+    (f"endpoints+periodic:{3 * B}", 10 * B, 4 * B, False, (9 * B,), (6 * B, 9 * B)),
     ("full", 10 * B, 0, False, (9 * B,), ()),
     ("full+overlap", 10 * B, 4 * B, True, (4 * B, 9 * B), ()),
 ]
@@ -124,6 +140,8 @@ BRANCHES = [
     ("endpoints", 2 * B, True, 4 * B, (2 * B, 4 * B, 9 * B), (4 * B, 9 * B)),
     ("endpoints", 0, False, 9 * B, (9 * B,), (9 * B,)),
     ("endpoints", 6 * B, True, 4 * B, (6 * B, 9 * B), (9 * B,)),
+    ("endpoints-only", 0, False, 4 * B, (4 * B, 9 * B), (9 * B,)),
+    (f"endpoints+periodic:{5 * B}", 0, False, 4 * B, (4 * B, 9 * B), (4 * B, 5 * B, 9 * B, 10 * B)),
     ("zero", 0, False, 4 * B, (4 * B, 9 * B), ()),
     ("full", 4 * B, True, 4 * B, (4 * B, 9 * B), ()),
     (f"periodic:{5 * B}", 0, False, 4 * B, (4 * B, 9 * B), (5 * B, 10 * B)),
@@ -157,6 +175,8 @@ def test_a_state_that_a_tier_holds_is_not_saved_there_again() -> None:
     [
         ("zero", False, 0, False, False),
         ("endpoints", True, 0, False, False),
+        ("endpoints-only", True, 0, False, False),
+        (f"endpoints+periodic:{2 * B}", True, 2 * B, False, False),
         (f"periodic:{2 * B}", False, 2 * B, False, False),
         ("full", False, 0, True, False),
         ("full+overlap", False, 0, True, True),
@@ -179,6 +199,10 @@ SHARES = [
     ("endpoints", 3 * STATE, LONGEST, True),
     ("endpoints", 3 * STATE - 1, 0, False),
     ("endpoints", 7 * STATE, 2 * LONGEST, True),
+    ("endpoints-only", 2 * STATE, LONGEST, True),
+    ("endpoints-only", 2 * STATE - 1, 0, False),
+    ("endpoints+periodic:8192", 131 * STATE, LONGEST, True),
+    ("endpoints+periodic:8192", 131 * STATE - 1, 0, False),
     ("periodic:2048", 512 * STATE, LONGEST, True),
     ("periodic:2048", 512 * STATE - 1, 511 * 2048, False),
     # 1,048,576 / 3,072 is 341 and a third: 341 states are all that the longest prompt has.

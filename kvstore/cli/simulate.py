@@ -1,0 +1,167 @@
+"""`kvstore simulate`: a request log against the code that serves, without a service and without payloads."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from kvstore.cli.output import add_json_flag, check_json_target, emit, table
+from kvstore.cli.stopping import Check, stoppable
+from kvstore.config import parse_count, parse_time
+from kvstore.errors import InvalidArgument
+from kvstore.policy.window import POLICY_NAMES
+from kvstore.profile.registry import PROFILES, get_profile
+from kvstore.simulate.case import Replay, TtlFrom
+from kvstore.simulate.formats import FORMATS, load_log
+from kvstore.simulate.log import OnBadLine
+from kvstore.simulate.study import DEFAULT_SIZES, POLICIES, Question, Row, Study, facts, row_values
+
+CASES_MAX = 1000
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "simulate",
+        help="hit rates of a request log under policies, sizes, retentions and window states",
+        description="Run a request log through the index, policies, plans and retention that serve, on the log's own clock and "
+        "without payloads. A hit is what is held of a prompt's first blocks; the rate is over all input tokens, from an empty "
+        "store. Blocks are those that the log names, a partly filled last one too.",
+    )
+    parser.add_argument(
+        "log", nargs="+", type=Path, metavar="LOG", help="one log, in one file or several, plain or gzip"
+    )
+    parser.add_argument(
+        "--format", choices=list(FORMATS), help="how the log is written (default: told from its first lines)"
+    )
+    parser.add_argument("--block", metavar="N", help="tokens of one id in the log (default: the format's)")
+    parser.add_argument("--group", metavar="K", default="1", help="ids that make one block (default 1)")
+    parser.add_argument(
+        "--policy",
+        metavar="P,...",
+        default="",
+        help=f"what is evicted first: {', '.join(POLICIES)} (default lru)",
+    )
+    parser.add_argument(
+        "--size",
+        metavar="S,...",
+        default="",
+        help="how much is held: shares of all blocks of the log, bytes with --profile, or all "
+        f"(default {','.join(DEFAULT_SIZES)}; all with --ttl and --windows)",
+    )
+    parser.add_argument("--ttl", metavar="T,...", default="", help="how long a block is kept, as in 5m,1h")
+    parser.add_argument(
+        "--ttl-from",
+        choices=[each.value for each in TtlFrom],
+        default=TtlFrom.USE.value,
+        help="since when (default use)",
+    )
+    parser.add_argument(
+        "--windows",
+        metavar="W,...",
+        default="",
+        help=f"which window states are kept: {POLICY_NAMES} (default: all)",
+    )
+    parser.add_argument(
+        "--replay",
+        choices=[each.value for each in Replay],
+        default=Replay.NONE.value,
+        help="what a resume may rebuild, and pays for: none, a hit ends at a state (default none; others need --profile)",
+    )
+    parser.add_argument(
+        "--profile", choices=list(PROFILES), help="the model, for sizes in bytes and for replays"
+    )
+    parser.add_argument(
+        "--as-served",
+        action="store_true",
+        help="the service's own rule: whole blocks, and one token at least is computed",
+    )
+    parser.add_argument(
+        "--on-bad-line",
+        choices=[each.value for each in OnBadLine],
+        default=OnBadLine.STOP.value,
+        help="stop at a line that cannot be used, or skip and count it (default stop)",
+    )
+    add_json_flag(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_json_target(args)
+    question = Question(
+        policies=_list(args.policy, "--policy"),
+        sizes=_list(args.size, "--size"),
+        windows=_list(args.windows, "--windows"),
+        ttl=[(text, _ttl(text)) for text in _list(args.ttl, "--ttl")],
+        ttl_from=TtlFrom(args.ttl_from),
+        replay=Replay(args.replay),
+        as_served=args.as_served,
+    )
+    profile = get_profile(args.profile) if args.profile else None
+    loaded = load_log(
+        args.log,
+        format_name=args.format,
+        id_tokens=None if args.block is None else parse_count(args.block, name="--block"),
+        group=parse_count(args.group, name="--group"),
+        on_bad_line=OnBadLine(args.on_bad_line),
+    )
+    study = Study(loaded, question, profile)
+    if len(study.cases) > CASES_MAX:
+        raise InvalidArgument(
+            "too many cases at once", field="cases", value=len(study.cases), allowed=f"{CASES_MAX}"
+        )
+
+    def work(check: Check) -> list[Row]:
+        return list(study.rows(check))
+
+    rows = stoppable(work, leaves="nothing")
+    about = facts(loaded, question)
+    values = [row_values(row, loaded.log.footprint) for row in rows]
+    emit(args, {"log": about, "rows": values}, _text(about, values))
+    return 0
+
+
+def _list(text: str, option: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(parts):
+        raise InvalidArgument(
+            "an empty name in a list", field=option, value=text, allowed="names with commas between them"
+        )
+    return parts
+
+
+def _ttl(text: str) -> float:
+    seconds = parse_time(text, name="--ttl")
+    if not 0 < seconds <= 1e9:
+        raise InvalidArgument(
+            "not a retention", field="--ttl", value=text, allowed="more than 0, up to 1e9 s"
+        )
+    return seconds
+
+
+def _text(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    rekeyed = ", named by their parents too" if about["rekeyed_by_parent"] else ""
+    grouped = f" ({about['group']} ids of {about['id_tokens']})" if about["group"] > 1 else ""
+    lines = [
+        f"{about['format']} log: {about['requests']:,} requests in {about['span_seconds'] / 3600:.2f} h, "
+        f"{about['input_tokens']:,} input tokens, {about['footprint_blocks']:,} different blocks",
+        f"blocks of {about['block_tokens']} tokens{grouped}{rekeyed}; rule: {about['rule']}; no warm-up; "
+        f"outputs count {about['outputs_count']}",
+    ]
+    if about["skipped_lines"]:
+        kinds = ", ".join(f"{name}: {count}" for name, count in about["skipped"].items())
+        lines.append(f"skipped {about['skipped_lines']} lines ({kinds})")
+    shown = ["policy", "size"] + [name for name in ("ttl", "windows") if any(row[name] for row in rows)]
+    head = [*shown, "hit rate", "held", "stored", "evicted", "states/request"]
+    cells = [
+        [
+            *(row[name] or "-" for name in shown),
+            f"{row['token_hit_rate']:.2f} %",
+            f"{row['held_share']:.2f} %",
+            f"{row['blocks_stored']:,}",
+            f"{row['blocks_evicted']:,}",
+            f"{row['states_per_request']:.2f}",
+        ]
+        for row in rows
+    ]
+    return "\n".join([*lines, "", table(cells, head=head)])

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvstore.cli.main import main
+from tests.support.request_logs import GOLDEN, GOLDEN_RATES, as_lines, made_requests
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    assert main(["simulate", str(GOLDEN), *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_rows_come_in_the_order_asked_with_sizes_as_given(capsys: pytest.CaptureFixture[str]) -> None:
+    answered = answer(capsys, "--policy", "belady,lru", "--size", "30%,3%,all")
+    rows = answered["rows"]
+    assert [(row["policy"], row["size"]) for row in rows] == [
+        (policy, size) for policy in ("belady", "lru") for size in ("30%", "3%", "all")
+    ]
+    expected = json.loads(GOLDEN_RATES.read_text())
+    for row in rows:
+        size = "1%" if row["size"] == "all" else row["size"]
+        policy = "infinite" if row["size"] == "all" else row["policy"]
+        assert row["token_hit_rate"] == pytest.approx(expected[policy][size], abs=1e-6)
+        assert row["token_hit_rate"] == pytest.approx(100 * row["hit_tokens"] / row["input_tokens"])
+    log = answered["log"]
+    assert (log["format"], log["block_tokens"], log["group"], log["rekeyed_by_parent"]) == (
+        "mooncake",
+        512,
+        1,
+        False,
+    )
+    assert (log["warm_up_share"], log["outputs_count"]) == (0, "when they come back as input")
+
+
+def test_without_a_policy_or_a_size_the_table_is_lru_at_four_sizes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = answer(capsys)["rows"]
+    assert [(row["policy"], row["size"]) for row in rows] == [
+        ("lru", each) for each in ("1%", "3%", "10%", "30%")
+    ]
+
+
+def test_retentions_and_window_states_are_without_a_limit_unless_one_is_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = answer(capsys, "--ttl", "1m,1h", "--windows", "endpoints,full")["rows"]
+    assert [(row["policy"], row["size"], row["ttl"], row["windows"]) for row in rows] == [
+        ("infinite", "all", ttl, windows) for ttl in ("1m", "1h") for windows in ("endpoints", "full")
+    ]
+    rates = [row["token_hit_rate"] for row in rows]
+    assert rates[0] < rates[1] < rates[3]
+    assert rates[0] < rates[2] < rates[3]
+
+
+def test_what_a_replay_costs_is_taken_from_the_hits(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--policy", "infinite", "--profile", "deepseek-v4-flash")
+    none, exact, bounded = (
+        answer(capsys, *flags, "--replay", each)["rows"][0]["token_hit_rate"]
+        for each in ("none", "exact", "bounded")
+    )
+    assert 0 < exact < bounded < none
+    kept = answer(capsys, *flags, "--replay", "exact", "--windows", "full+overlap")["rows"][0][
+        "token_hit_rate"
+    ]
+    assert kept == pytest.approx(none)
+
+
+def test_a_size_in_bytes_is_one_in_blocks_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    [row] = answer(capsys, "--size", "64MiB", "--profile", "deepseek-v4-flash")["rows"]
+    assert row["size"] == "64MiB"
+    assert row["capacity_blocks"] == (64 << 20) // (4 * 449_824)
+
+
+def test_people_get_a_table_that_says_how_the_log_was_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(GOLDEN), "--size", "10%"]) == 0
+    text = capsys.readouterr().out
+    assert "mooncake log: 400 requests" in text
+    assert "blocks of 512 tokens; rule: ids; no warm-up; outputs count when they come back as input" in text
+    assert f"{json.loads(GOLDEN_RATES.read_text())['lru']['10%']:.2f} %" in text
+
+
+REFUSED = [
+    (("--policy", "lru,clock"), "--policy=clock; allowed: lru, fifo, belady, infinite"),
+    (("--policy", "lru,,fifo"), "an empty name in a list"),
+    (("--size", "0%"), "no block fits; --size=0%"),
+    (("--size", "0.0001%"), "no block fits"),
+    (("--size", "101%"), "more than the log asks for"),
+    (("--size=-1%",), "not a size"),
+    (("--size", "ten"), "not a size"),
+    (("--size", "1GiB"), "a size in bytes needs a model's block"),
+    (("--size", "1EiB", "--profile", "deepseek-v4-flash"), "not a size"),
+    (("--size", "1TiB", "--profile", "deepseek-v4-flash"), "more than the log asks for"),
+    (("--size", "1KiB", "--profile", "deepseek-v4-flash"), "no block fits"),
+    (("--ttl", "0s"), "not a retention"),
+    (("--ttl", "soon"), "not a time"),
+    (("--windows", "sometimes"), "unknown window-state policy"),
+    (("--windows", "periodic:700"), "unknown window-state policy"),
+    (("--replay", "exact"), "what a replay costs depends on the model"),
+    (("--block", "64"), "line 1: 2796 tokens have another number of blocks of 64"),
+    (("--block", "x"), "not a count"),
+    (("--group", "0"), "not a size of a block"),
+    (("--group", "129"), "not a size of a block"),
+    (("--size", ",".join(["1%"] * 1001)), "too many cases"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED, ids=[" ".join(each[0])[:40] for each in REFUSED])
+def test_what_is_not_allowed_is_one_line_and_nothing_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    target = tmp_path / "rates.json"
+    assert main(["simulate", str(GOLDEN), *arguments, "--json", str(target)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    [line] = printed.err.splitlines()
+    assert words in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_blocks_that_no_model_could_have_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"timestamp": 0, "input_length": 640, "output_length": 1, "hash_runs": [[1, 10]]}\n')
+    flags = ["--size", "50%", "--profile", "deepseek-v4-flash"]
+    assert main(["simulate", str(log), *flags]) == 1
+    assert "blocks of the log do not fit the model" in capsys.readouterr().err
+    assert main(["simulate", str(log), *flags, "--group", "2"]) == 0
+
+
+def test_skipped_lines_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lines = as_lines(made_requests(1, 30)).splitlines(keepends=True)
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join([*lines[:10], "{\n", "nonsense\n", *lines[10:], lines[0]]))
+    assert main(["simulate", str(log), "--size", "all"]) == 1
+    assert f"{log}, line 11: not JSON" in capsys.readouterr().err
+    assert main(["simulate", str(log), "--size", "all", "--on-bad-line", "skip"]) == 0
+    assert "skipped 3 lines (broken lines: 2, times backwards: 1)" in capsys.readouterr().out
+
+
+def test_a_log_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["simulate", str(tmp_path / "none.jsonl")]) == 1
+    assert "No such file" in capsys.readouterr().err
