@@ -76,7 +76,8 @@ class Peer(ABC):
         """End all that was started, also after a failure half-way."""
 
     def buffers(self, source: memoryview, room: memoryview) -> None:  # noqa: B027
-        """The memory that payloads come from and go to, for clients that want to know it beforehand."""
+        """The memory that payloads come from and go to, for clients that want to know it beforehand. Called after each start,
+        and perhaps again."""
 
     def memory(self, blocks: int) -> tuple[memoryview, memoryview] | None:
         """Where the payloads are to come from and to go to, block after block without gaps, for stores that must have made

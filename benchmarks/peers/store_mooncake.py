@@ -40,6 +40,7 @@ class Store(Peer):
         self._ports: list[int] = []
         self._names: list[str] = []
         self._kept = 0
+        self._registered = False
 
     def start(self) -> None:
         on_disk = self.place.tier is Tier.DISK
@@ -59,6 +60,7 @@ class Store(Peer):
         ]
         self._start("mooncake_master", master, lambda: listens(rpc) and listens(http))
         self._start_node()
+        self._registered = False
         self._client = connect(self._ports, self._ports[4], pool=0, offload=None)
 
     def _start_node(self) -> None:
@@ -93,6 +95,9 @@ class Store(Peer):
             self._servers.pop().stop()
 
     def buffers(self, source: memoryview, room: memoryview) -> None:
+        if self._registered:
+            return
+        self._registered = True
         for each in (source, room):
             if code := self._client.register_buffer(address_of(each), len(each)):
                 raise PeerFailed(f"mooncake did not register {len(each)} bytes: {code}")
