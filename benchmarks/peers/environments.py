@@ -1,4 +1,4 @@
-"""The rivals' environment: one virtual environment outside the tree, made once, and why a rival could not be put in it."""
+"""The rivals' virtual environments, outside the tree, made once; and why a rival could not be put into one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ TOOL_SECONDS = 120.0
 ARCHIVES = Path("/var/cache/apt/archives")
 IBVERBS = "libibverbs.so.1"
 IBVERBS_PACKAGES = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")
+NEEDED = {
+    "mooncake": ("common", "mooncake"),
+    "lmcache": ("common", "torch", "lmcache"),
+    "aibrix": ("common", "torch", "aibrix"),
+}
+"""Files of requirements of each rival, in the order in which they are installed."""
+HOMES = {"mooncake": "mooncake", "lmcache": "tensors", "aibrix": "tensors"}
+"""Names of their environments. LMCache imports Mooncake where it finds it, and may then fail for what that lacks."""
 LIBRARY_FOLDERS = ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu")
 
 Run = Callable[[Sequence[str], Path, float], None]
@@ -59,40 +67,43 @@ def last_line(text: str) -> str:
 
 
 class Rivals:
-    """The environment in the folder `home`, in which rivals are installed as they are asked for."""
+    """Environments in the folder `home`, in which rivals are installed as they are asked for."""
 
     def __init__(self, home: Path, *, run: Run = run_command) -> None:
         self._home, self._run = home, run
-        self._python = home / "venv" / "bin" / "python"
         self._failures: dict[str, str] = {}
 
     def environment(self, rival: str) -> Environment:
-        """With `rival`, the name of a file of requirements, installed. NotInstalled where that cannot be."""
-        self._install("base")
-        self._install(rival)
-        libraries = self._libraries() if rival == "mooncake" else []
-        known = [*map(str, libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-        return Environment(self._python, {"LD_LIBRARY_PATH": os.pathsep.join(known)} if known else {})
-
-    def _install(self, name: str) -> None:
-        """Once for each content of the file; a failure is not tried again by this object."""
-        if name in self._failures:
-            raise NotInstalled(self._failures[name])
+        """With `rival`, one of NEEDED, installed. NotInstalled where that cannot be; it is not tried again by this object."""
+        if rival in self._failures:
+            raise NotInstalled(self._failures[rival])
         try:
-            self._install_pinned(name)
+            return self._installed(rival)
         except NotInstalled as error:
-            self._failures[name] = str(error)
+            self._failures[rival] = str(error)
             raise
 
-    def _install_pinned(self, name: str) -> None:
+    def _installed(self, rival: str) -> Environment:
+        folder = self._home / HOMES[rival]
+        for name in NEEDED[rival]:
+            self._install(folder, name)
+        libraries = self._libraries() if rival == "mooncake" else []
+        known = [*map(str, libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        return Environment(
+            folder / "bin" / "python", {"LD_LIBRARY_PATH": os.pathsep.join(known)} if known else {}
+        )
+
+    def _install(self, folder: Path, name: str) -> None:
+        """Once for each content of the file."""
         pins = REQUIREMENTS / f"{name}.txt"
-        mark = self._home / f"{name}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:16]}.installed"
+        mark = folder / f"{name}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:16]}.installed"
         if mark.exists():
             return
         self._home.mkdir(parents=True, exist_ok=True)
-        if not self._python.exists():
-            self._run([sys.executable, "-m", "venv", str(self._home / "venv")], self._home, TOOL_SECONDS)
-        pip = [str(self._python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+        python = folder / "bin" / "python"
+        if not python.exists():
+            self._run([sys.executable, "-m", "venv", str(folder)], self._home, TOOL_SECONDS)
+        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
         self._run([*pip, "-r", str(pins)], self._home, INSTALL_SECONDS)
         mark.touch()
 

@@ -24,16 +24,16 @@ def _line_text(line: Mapping[str, Any]) -> str:
     rows = [_cells(row, line["best"]) for row in line["rows"]]
     lines = [
         line["line"],
-        table(rows, head=("", "MB/s", "95 %", "kvstore x", "95 %", "")),
+        table(rows, head=("", "threads", "MB/s", "95 %", "kvstore x", "95 %", "")),
         _verdict_text(line),
         *(f"note: {note}." for note in line["notes"]),
     ]
     return "\n".join(lines)
 
 
-def _cells(row: Mapping[str, Any], best: str | None) -> Sequence[str]:
+def _cells(row: Mapping[str, Any], best: str | None) -> Sequence[object]:
     if "mb_per_second" not in row:
-        return (row["name"], "-", "", "", "", row["failed"])
+        return (row["name"], row["threads"], "-", "", "", "", row["failed"])
     remarks = [
         "best" if row["name"] == best else "",
         f"not counted: {row['why_not']}" if "why_not" in row else "",
@@ -42,6 +42,7 @@ def _cells(row: Mapping[str, Any], best: str | None) -> Sequence[str]:
     times = row.get("kvstore_times")
     return (
         row["name"],
+        row["threads"],
         f"{row['mb_per_second']:,.0f}",
         _interval(row["interval"], "{:,.0f}"),
         "" if times is None else f"{times:.2f}",

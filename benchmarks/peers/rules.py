@@ -17,13 +17,14 @@ MEGABYTE = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One way to run one store. `rival`: whose requirements it needs, empty for none. `counts`: whether the bars are about
-    it in the tiers named; where not, `why_not` says why its row is there all the same."""
+    """One way to run one store. `rival`: whose requirements it needs, empty for none. `threads`: of the client.
+    `uncounted`: tiers in which the bars are not about it; `why_not` says why its row is there all the same."""
 
     name: str
     module: str
     tiers: tuple[str, ...] = ("memory", "disk")
     rival: str = ""
+    threads: int = 2
     options: Mapping[str, Any] = field(default_factory=dict)
     uncounted: tuple[str, ...] = ()
     why_not: str = ""
@@ -31,11 +32,16 @@ class Contender:
 
 CONTENDERS = (
     Contender(OURS, "store_kvstore"),
-    Contender(RAW, "store_raw", tiers=("disk",)),
+    Contender(RAW, "store_raw", tiers=("disk",), threads=1),
     Contender("LMCache, its default", "store_lmcache_driven", rival="lmcache"),
-    Contender("LMCache, shared memory", "store_lmcache", rival="lmcache", options={"way": "shm"}),
+    Contender("LMCache, shared memory", "store_lmcache", rival="lmcache", threads=1, options={"way": "shm"}),
     Contender(
-        "LMCache, by socket", "store_lmcache", tiers=("memory",), rival="lmcache", options={"way": "pickle"}
+        "LMCache, by socket",
+        "store_lmcache",
+        tiers=("memory",),
+        rival="lmcache",
+        threads=1,
+        options={"way": "pickle"},
     ),
     Contender("Mooncake, TCP", "store_mooncake", rival="mooncake"),
     Contender(
@@ -153,7 +159,12 @@ def _row(
 ) -> dict[str, Any]:
     name, samples = contender.name, seen[contender.name]
     counts = name not in (OURS, RAW) and line.tier not in contender.uncounted
-    row: dict[str, Any] = {"name": name, "counts": counts, "rounds": len(samples)}
+    row: dict[str, Any] = {
+        "name": name,
+        "counts": counts,
+        "threads": contender.threads,
+        "rounds": len(samples),
+    }
     if line.tier in contender.uncounted:
         row["why_not"] = contender.why_not
     reasons = [

@@ -89,7 +89,7 @@ class Runner:
         folder = Path(tempfile.mkdtemp(prefix="kvstore-bench-peers-", dir=self._task.scratch))
         spec = {
             "module": f"benchmarks.peers.{contender.module}",
-            "options": dict(contender.options),
+            "options": {**contender.options, "threads": contender.threads},
             "tier": tier,
             "set_bytes": self._task.sizes[tier],
             "prompt_blocks": PROMPT_BLOCKS,

@@ -22,8 +22,9 @@ _GIB = 1 << 30
 class Store(Peer):
     block_bytes = BLOCK_TOKENS * TOKEN_BYTES
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, threads: int) -> None:
         super().__init__(place)
+        self.threads = threads
         self._cache: Any = None
 
     def start(self) -> None:
@@ -46,7 +47,9 @@ class Store(Peer):
         spec = KVCacheBlockSpec(BLOCK_TOKENS, torch.uint8, KVCacheBlockLayout.LCND, tensor)
         if spec.block_nbytes != self.block_bytes:
             raise PeerFailed(f"aibrix's block has {spec.block_nbytes} bytes, not {self.block_bytes}")
-        config = KVCacheConfig(block_spec=spec, model_spec=ModelSpec(1 << 20, BATCH_TOKENS))
+        config = KVCacheConfig(
+            block_spec=spec, model_spec=ModelSpec(1 << 20, BATCH_TOKENS), multi_threaded=self.threads > 1
+        )
         self._cache = BaseKVCacheManager(config=config)
 
     def _settings(self) -> dict[str, str]:

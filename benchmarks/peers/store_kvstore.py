@@ -30,7 +30,7 @@ _DEADLINES = Deadlines(pause_first=0, pause_most=0, lookup=30.0, fetch=120.0, wr
 class Store(Peer):
     checks_itself = True
 
-    def __init__(self, place: Place, *, threads: int = 2) -> None:
+    def __init__(self, place: Place, *, threads: int) -> None:
         super().__init__(place)
         self.threads = threads
         self._identity = NamespaceIdentity(get_profile(PROFILE), weights_revision="bench", numerics="bench")

@@ -160,7 +160,7 @@ class Served(Peer):
 
 
 class Store(Served):
-    def __init__(self, place: Place, *, way: str, threads: int = 1) -> None:
+    def __init__(self, place: Place, *, way: str, threads: int) -> None:
         super().__init__(place, mode="engine_driven", threads=threads)
         self._way = way
         self._transfer: Any = None

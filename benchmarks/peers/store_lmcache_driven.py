@@ -13,7 +13,7 @@ from benchmarks.peers.store_lmcache import CALL_SECONDS, INSTANCE, MODEL, TOKEN_
 
 
 class Store(Served):
-    def __init__(self, place: Place, *, threads: int = 1) -> None:
+    def __init__(self, place: Place, *, threads: int) -> None:
         super().__init__(place, mode="lmcache_driven", threads=threads)
         self._blocks = self.place.set_bytes // self.block_bytes
         self._transfer: Any = None

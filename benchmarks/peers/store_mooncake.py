@@ -32,7 +32,7 @@ _MIB = 1 << 20
 class Store(Peer):
     block_bytes = BLOCK_BYTES
 
-    def __init__(self, place: Place, *, threads: int = 2) -> None:
+    def __init__(self, place: Place, *, threads: int) -> None:
         super().__init__(place)
         self.threads = threads
         self._servers: list[Server] = []

@@ -1,6 +1,6 @@
 """The disk without a store: one large file, whole pages, unbuffered, an fdatasync for every 32 MiB. What there is to reach.
 
-Threads: as many transfers at once as kvstore's log has. Copies: none but the disk's own.
+As many transfers at once as kvstore's log has. Copies: none but the disk's own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ PAGES_BYTES = 450_560
 class Store(Peer):
     block_bytes = PAGES_BYTES
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, threads: int) -> None:
         super().__init__(place)
+        if threads != 1:
+            raise ValueError(f"threads: {threads}; it has {LANES} of its own, and one that waits for them")
         self._file = -1
         self._lanes: ThreadPoolExecutor | None = None
         self._at: dict[int, int] = {}

@@ -169,30 +169,31 @@ def test_what_is_installed_is_not_installed_again_until_its_pins_change(
 ) -> None:
     pins = tmp_path / "pins"
     pins.mkdir()
-    for name in ("base", "aibrix"):
+    for name in environments.NEEDED["aibrix"]:
         (pins / f"{name}.txt").write_text(f"{name}==1\n")
     monkeypatch.setattr(environments, "REQUIREMENTS", pins)
-    calls: list[str] = []
+    asked: list[str] = []
 
-    def noting(command: Sequence[str], folder: Path, seconds: float) -> None:
-        calls.append(command[-1])
+    def working(command: Sequence[str], folder: Path, seconds: float) -> None:
+        asked.append(Path(command[-1]).name)
+        if command[1:3] == ["-m", "venv"]:
+            (Path(command[-1]) / "bin").mkdir(parents=True)
+            (Path(command[-1]) / "bin" / "python").touch()
 
+    home = tmp_path / "home"
     for _ in range(2):
-        Rivals(tmp_path / "home", run=noting).environment("aibrix")
-    wanted = [
-        str(tmp_path / "home" / "venv"),
-        str(pins / "base.txt"),
-        str(tmp_path / "home" / "venv"),
-        str(pins / "aibrix.txt"),
-    ]
-    assert calls == wanted  # the venv again, since nobody made it
+        found = Rivals(home, run=working).environment("aibrix")
+        assert found.python == home / "tensors" / "bin" / "python"
+    assert asked == ["tensors", "common.txt", "torch.txt", "aibrix.txt"]
     (pins / "aibrix.txt").write_text("aibrix==2\n")
-    Rivals(tmp_path / "home", run=noting).environment("aibrix")
-    assert calls[len(wanted) :][-1] == str(pins / "aibrix.txt")
+    Rivals(home, run=working).environment("aibrix")
+    assert asked[4:] == ["aibrix.txt"]
 
 
 def test_every_rival_has_pins_and_each_is_exact() -> None:
-    for name in {"base", *(each.rival for each in CONTENDERS if each.rival)}:
+    rivals = {each.rival for each in CONTENDERS if each.rival}
+    assert rivals == environments.NEEDED.keys()
+    for name in {name for rival in rivals for name in environments.NEEDED[rival]}:
         lines = (environments.REQUIREMENTS / f"{name}.txt").read_text().splitlines()
         pins = [line for line in lines if not line.startswith("#")]
         assert pins
