@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTO_TOOLS := $(VENV)/proto-tools
 JOBS ?= 2
 
-.PHONY: help demo test check lint types layers proto mutations chaos-tools bench clean
+.PHONY: help demo test check lint types layers proto mutations chaos-tools bench bench-peers clean
 
 help:
 	@echo "make demo    an agent session over real files, served from the prefix store"
@@ -14,6 +14,7 @@ help:
 	@echo "make check   format, lint, types, import layers: seconds"
 	@echo "make mutations  break the SSD engine on purpose, one promise at a time; fails unless a test notices each"
 	@echo "make chaos-tools  install what kvstore chaos needs from Debian, where it is missing (as root)"
+	@echo "make bench-peers  kvstore beside LMCache, Mooncake and AIBrix, which it installs outside the tree (ARGS=--quick)"
 	@echo "make proto   generate kvstore/v1 again from proto/"
 	@echo "make clean   remove the environment and caches"
 
@@ -65,6 +66,9 @@ chaos-tools:
 	command -v apt-get >/dev/null || { echo "chaos-tools: missing:$$missing; there is no apt-get here: install the equivalents of $(CHAOS_PACKAGES)" >&2; exit 1; }; \
 	[ "$$(id -u)" = 0 ] || { echo "chaos-tools: missing:$$missing; run as root: apt-get install $(CHAOS_PACKAGES)" >&2; exit 1; }; \
 	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(CHAOS_PACKAGES)
+
+bench-peers: $(VENV)/.workers
+	$(BIN)/python benchmarks/peers/run.py $(ARGS)
 
 proto: $(VENV)/.proto-tools
 	$(BIN)/python ops/dev.py proto
