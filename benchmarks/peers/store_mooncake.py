@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -189,8 +189,7 @@ def main(text: str) -> int:
     node = connect(task["ports"], task["ports"][3], pool=task["pool"], offload=task["offload"])
     print("READY", flush=True)
     try:
-        while True:
-            time.sleep(3600)
+        threading.Event().wait()
     finally:
         node.close()
 

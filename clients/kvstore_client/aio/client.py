@@ -105,6 +105,10 @@ class AsyncCacheClient:
         self._profiles.learn(opened.digest, identity.profile)
         return opened
 
+    def prompt(self, namespace: OpenedNamespace) -> PromptKeys:
+        """As CacheClient.prompt; nothing is asked."""
+        return PromptKeys(namespace)
+
     async def lookup(
         self,
         namespace: bytes,
