@@ -24,6 +24,7 @@ from kvstore_client.answers import LookupAnswer, answer_fields
 from kvstore_client.calls import check_owner
 from kvstore_client.mapped import MappedItem
 from kvstore_client.profiles import KnownProfiles
+from kvstore_client.prompt import PromptKeys
 from kvstore_client.values import (
     Cleared,
     Costs,
