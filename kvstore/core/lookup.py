@@ -51,7 +51,7 @@ def lookup(
     keys = _checked(live, info, keys, prompt_tokens)
     held = _held_prefix(live, info, keys)
     slots = _unexpired(live, held, now_wall)
-    found = _Found(live, info, keys=keys, held=held, slots=slots, prompt_tokens=prompt_tokens)
+    found = _Found(live, info, keys, held, slots, prompt_tokens)
     everything, exact = found.coverage(now_mono)
     coverage = exact if exact_only else everything
     chosen = plan(
@@ -64,7 +64,8 @@ def lookup(
         exact_coverage=exact,
         wait_for=_in_flight_elsewhere(live, info, keys, coverage.blocks, session),
     )
-    used = chosen.compute_from // info.figures.block_tokens
+    way = chosen.chosen
+    used = way.compute_from // info.figures.block_tokens
     if not lease or not used:
         return LookupResult(chosen, None, coverage, costs)
     live.leases.check_room(session, used)
@@ -74,10 +75,11 @@ def lookup(
         info.digest,
         slots=slots[:used],
         now=now_mono,
-        state_at=0 if chosen.state_source in _STATELESS else chosen.state_at,
+        state_at=0 if way.state_source in _STATELESS else way.state_at,
     )
     live.touch_chain(granted.slots, now_wall)
-    _protect_state(live, info, granted, keys, chosen, now_mono=now_mono, now_wall=now_wall)
+    if way.state_source not in _STATELESS:
+        _protect_state(live, info, granted, keys, chosen, now_mono=now_mono, now_wall=now_wall)
     return LookupResult(chosen, granted.lease_id, coverage, costs)
 
 
@@ -164,20 +166,22 @@ def _checked(live: Live, info: NamespaceInfo, keys: Sequence[bytes], prompt_toke
         raise InvalidArgument(
             "a prompt has a length", field="prompt_tokens", value=prompt_tokens, allowed=">= 0"
         )
-    for field, value, most in (
-        ("prompt_tokens", prompt_tokens, live.limits.prompt_tokens),
-        ("keys", len(keys), live.limits.keys),
-    ):
-        if value > most:
-            raise LimitExceeded(
-                "the prompt is too long for one lookup", field=field, value=value, allowed=f"{most}"
-            )
+    count, limits = len(keys), live.limits
+    if prompt_tokens > limits.prompt_tokens or count > limits.keys:
+        field, value, most = (
+            ("prompt_tokens", prompt_tokens, limits.prompt_tokens)
+            if prompt_tokens > limits.prompt_tokens
+            else ("keys", count, limits.keys)
+        )
+        raise LimitExceeded(
+            "the prompt is too long for one lookup", field=field, value=value, allowed=f"{most}"
+        )
     most = whole_blocks(info.profile, prompt_tokens)
-    if len(keys) > most:
+    if count > most:
         raise InvalidArgument(
             f"more keys than {prompt_tokens} tokens have whole blocks",
             field="keys",
-            value=len(keys),
+            value=count,
             allowed=f"0 to {most}",
         )
     if isinstance(keys, JoinedKeys):
@@ -246,11 +250,12 @@ def _unexpired(live: Live, slots: array[int], now_wall: float) -> array[int]:
 class _Found:
     """What is held for one prompt: `slots` of its blocks, of which `held` has further ones whose time is over."""
 
+    __slots__ = ("_held", "_info", "_keys", "_live", "_marks", "_on_ssd", "_prompt_tokens", "_slots")
+
     def __init__(
         self,
         live: Live,
         info: NamespaceInfo,
-        *,
         keys: JoinedKeys,
         held: array[int],
         slots: array[int],
@@ -267,11 +272,15 @@ class _Found:
 
     def coverage(self, now_mono: float) -> tuple[Coverage, Coverage]:
         """What is held of any lineage, and the EXACT part of it."""
-        live, count = self._live, len(self._slots)
-        size = self._info.figures.block_tokens
-        pooled = live.pool.held_along(self._info.digest, self._keys[:count], block_tokens=size, now=now_mono)
+        live, count, digest = self._live, len(self._slots), self._info.digest
+        pooled: list[tuple[int, Lineage]] = []
+        if live.pool.has(digest):
+            size = self._info.figures.block_tokens
+            pooled = live.pool.held_along(digest, self._keys[:count], block_tokens=size, now=now_mono)
         everything = self._part(count, [number for number, _ in pooled], exact=False)
         bounded = self._marks.translate(_IS_BOUNDED).find(1)
+        if bounded < 0 and not (pooled or self._on_ssd):
+            return everything, everything
         if (
             bounded < 0
             and not any(live.states.bounded.values())
@@ -288,7 +297,7 @@ class _Found:
         in_pool = tuple([(number + 1) * size for number in pooled])
         branch_at = self._branch_at(blocks)
         if not self._on_ssd:
-            return Coverage(blocks, in_pool, branch_at=branch_at)
+            return Coverage(blocks, in_pool, (), (), (), branch_at)
         edges = range(size, (blocks + 1) * size, size)
         return Coverage(
             blocks,
@@ -341,8 +350,11 @@ def _in_flight_elsewhere(
     live: Live, info: NamespaceInfo, keys: JoinedKeys, first: int, session: str
 ) -> tuple[int, ...]:
     """Indices of the blocks just past the coverage that other sessions are writing; the first WAIT_FOR_MAX of them."""
+    count = len(keys)
+    if first >= count:
+        return ()
     found = []
-    for number in range(first, min(len(keys), first + WAIT_FOR_MAX)):
+    for number in range(first, min(count, first + WAIT_FOR_MAX)):
         owner = live.reservations.owner(info.digest, ItemId(BlockKey(keys[number]), ItemKind.BLOCK))
         if owner is None or owner.session == session:
             break

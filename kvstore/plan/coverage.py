@@ -17,7 +17,8 @@ def whole_blocks(profile: Profile, prompt_tokens: int) -> int:
 
 def longest_restore(profile: Profile, coverage: Coverage, prompt_tokens: int) -> int:
     """The last position that a resume could start computing at: a block edge, at most n - 1, all blocks before it held."""
-    return min(coverage.blocks * profile.block_tokens, last_usable_edge(profile, prompt_tokens))
+    held, last = coverage.blocks * profile.block_tokens, last_usable_edge(profile, prompt_tokens)
+    return held if held < last else last
 
 
 def usable(edges: tuple[int, ...], limit: int) -> tuple[int, ...]:

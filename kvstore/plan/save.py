@@ -34,13 +34,13 @@ def save_states(
     if after < compute_from and compute_from not in pool:
         pool = (compute_from, *pool)
     return SaveStates(
-        pool=_without(pool, coverage.pool_states, after),
-        ssd=_without(ssd, coverage.checkpoints, after),
-        output_edge_pool=True,
-        output_edge_ssd=policy.output_edge_on_ssd,
-        every_tokens=policy.every_tokens,
-        rows=policy.rows,
-        rows_overlap=policy.rows_overlap,
+        _without(pool, coverage.pool_states, after),
+        _without(ssd, coverage.checkpoints, after),
+        True,
+        policy.output_edge_on_ssd,
+        policy.every_tokens,
+        policy.rows,
+        policy.rows_overlap,
     )
 
 

@@ -110,7 +110,8 @@ def last_usable_edge(profile: Profile, prompt_tokens: int) -> int:
 
     0 when there is none (n <= block_tokens).
     """
-    return max(prompt_tokens - 1, 0) // profile.block_tokens * profile.block_tokens
+    size = profile.block_tokens
+    return (prompt_tokens - 1) // size * size if prompt_tokens > 0 else 0
 
 
 # ---- the disk's share for states -------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvstore.core import LookupResult
 from kvstore.core.flights import STATES_SECONDS, Flight, FlightTable, patience
@@ -23,8 +24,7 @@ SHORTEST_WAIT_SECONDS = 0.001
 """The event loop's clock is no finer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """What a lookup asks about. `keys`: of its whole blocks of `block_tokens` tokens; `session`: whose lookup it is;
     `exact_only`: approximate blocks are of no use to it."""
 
@@ -47,6 +47,9 @@ class Waited:
 
     seconds: float = 0.0
     inherits: bool = False
+
+
+NOT_WAITED = Waited()
 
 
 @dataclass(frozen=True, slots=True)

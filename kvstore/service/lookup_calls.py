@@ -8,7 +8,7 @@ from kvstore.errors import InvalidArgument
 from kvstore.service import encode
 from kvstore.service.delivery import send_head
 from kvstore.service.engine import NO_SESSION, Engine, is_exact_only
-from kvstore.service.flights import Prompt, Waited
+from kvstore.service.flights import NOT_WAITED, Prompt
 from kvstore.service.session import Session
 from kvstore.service.status import Context
 from kvstore.v1 import cache_pb2 as pb
@@ -36,28 +36,22 @@ class LookupCalls:
                         allowed="0 without `lease`",
                     )
         info = engine.core.namespace(encode.take_digest(request.namespace))
+        exact_only = is_exact_only(info.profile, encode.take_exactness(request.exactness))
+        own, tokens = NO_SESSION if session is None else session.id, request.prompt_tokens
         keys = encode.split_keys(request.keys, most=engine.config.keys)
-        exactness = encode.take_exactness(request.exactness)
-        prompt = Prompt(
-            NO_SESSION if session is None else session.id,
-            info.digest,
-            keys,
-            request.prompt_tokens,
-            info.profile.block_tokens,
-            exact_only=is_exact_only(info.profile, exactness),
-        )
+        prompt = Prompt(own, info.digest, keys, tokens, info.figures.block_tokens, exact_only)
         look = partial(
             engine.lookup,
             info.digest,
             keys,
-            prompt_tokens=request.prompt_tokens,
+            prompt_tokens=tokens,
             costs=encode.take_costs(request.costs),
             measured=not request.assumed_costs,
-            exactness=exactness,
-            session=prompt.session,
+            exact_only=exact_only,
+            session=own,
         )
-        waited = Waited()
-        if session is not None and wait_seconds:
+        waited = NOT_WAITED
+        if wait_seconds and session is not None:
             waited = await engine.flights.wait(
                 prompt, session, seconds=wait_seconds, look=partial(look, lease=False, counted=False)
             )
@@ -69,12 +63,12 @@ class LookupCalls:
         blocks, seconds = engine.flights.ahead(prompt, found)
         if blocks:
             reply.blocks_in_flight, reply.in_flight_seconds = blocks, seconds
-        if session is not None and request.announce:
+        if request.announce:
             flight = engine.flights.announce(prompt, found, inherits=waited.inherits)
             reply.flight_id = 0 if flight is None else flight.flight_id
         if wait_seconds or request.announce:
             # A call that cannot wait is over in a millisecond, and is not made slower.
-            undo = partial(self._undo, reply.lease_id, reply.flight_id, prompt.session)
+            undo = partial(self._undo, reply.lease_id, reply.flight_id, own)
             await send_head(context, undo=undo)
         return reply
 

@@ -30,7 +30,11 @@ class ServiceTime:
         return self._clock.monotonic()
 
     def wall(self) -> float:
-        return self._wall_at_start + (self._clock.monotonic() - self._start)
+        return self.wall_at(self._clock.monotonic())
+
+    def wall_at(self, monotonic: float) -> float:
+        """Wall seconds at this monotonic time."""
+        return self._wall_at_start + (monotonic - self._start)
 
     def uptime(self) -> float:
         return self._clock.monotonic() - self._start
