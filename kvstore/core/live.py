@@ -98,8 +98,7 @@ class Live:
         """The second that a use at `now_wall` counts for: rounded up, so that nothing expires before its time, and never
         before an earlier use, so that ranks follow last uses whatever the clock does."""
         second = math.ceil(now_wall)
-        if second > self._latest:
-            self._latest = second
+        self._latest = max(self._latest, second)
         return self._latest
 
     # ---- places ---------------------------------------------------------------------------------------------

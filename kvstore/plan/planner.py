@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -51,7 +50,9 @@ def plan(
     `wait_for` (indices of blocks that someone is writing) is passed through. InvalidArgument for a negative prompt
     length, for costs that are not finite and >= 0, and for edges that are not edges.
     """
-    best, others = _ranked(profile, coverage, prompt_tokens, costs, exact_only, exact_coverage)
+    best, others = _ranked(
+        profile, coverage, prompt_tokens, costs, exact_only=exact_only, exact_coverage=exact_coverage
+    )
     chosen = best.way
     blocks_missing = whole_blocks(profile, prompt_tokens) - coverage.blocks
     return RestorePlan(
@@ -89,7 +90,9 @@ def ways(
 ) -> tuple[Alternative, ...]:
     """All that `plan` chooses from, best first: what it chooses, then the others with NONE among them. Refusals are those
     of `plan`."""
-    best, others = _ranked(profile, coverage, prompt_tokens, costs, exact_only, None)
+    best, others = _ranked(
+        profile, coverage, prompt_tokens, costs, exact_only=exact_only, exact_coverage=None
+    )
     return tuple(candidate.way for candidate in (best, *others))
 
 
@@ -135,13 +138,20 @@ class _Pricing:
         self.end_entries = scanned_before(figures, self.end)
 
     def cold(self) -> _Candidate:
-        return _Candidate(self._way(0, StateSource.NONE, 0, 0, 0, 0), True)
+        return _Candidate(self._way(0, StateSource.NONE, 0, 0), True)
 
     def from_state(self, boundary: int, source: StateSource, edge: int) -> _Candidate:
         """The state at `edge`, then an exact replay up to `boundary`."""
         in_pool = source is StateSource.POOL
         held = self.figures.state_bytes
-        way = self._replayed(boundary, source, edge, edge, 0 if in_pool else held, held if in_pool else 0)
+        way = self._replayed(
+            boundary,
+            source,
+            edge,
+            edge,
+            state_ssd=0 if in_pool else held,
+            state_memory=held if in_pool else 0,
+        )
         trusted = self.trust.pool_states if in_pool else self.trust.checkpoints
         return _Candidate(way, boundary <= self.exact_end and edge in trusted)
 
@@ -151,7 +161,7 @@ class _Pricing:
         needed = rows_needed(figures.profile, edge, overlap=overlap)
         each = figures.rows_overlap_block_bytes if overlap else figures.rows_block_bytes
         start = needed.state_at
-        way = self._replayed(boundary, StateSource.ROWS, start, start, needed.blocks * each)
+        way = self._replayed(boundary, StateSource.ROWS, start, start, state_ssd=needed.blocks * each)
         trusted = self.trust.rows_overlap if overlap else self.trust.rows
         return _Candidate(way, boundary <= self.exact_end and edge in trusted)
 
@@ -165,7 +175,8 @@ class _Pricing:
         start = boundary - figures.bounded_replay_tokens
         work = figures.bounded_replay_tokens * figures.layer_count
         entries = scanned(figures, start, boundary)
-        return _Candidate(self._way(boundary, StateSource.REPLAY, boundary, start, work, entries), False)
+        way = self._way(boundary, StateSource.REPLAY, boundary, start, work=work, entries=entries)
+        return _Candidate(way, False)
 
     def _replayed(
         self,
@@ -173,13 +184,23 @@ class _Pricing:
         source: StateSource,
         state_at: int,
         replay_from: int,
+        *,
         state_ssd: int = 0,
         state_memory: int = 0,
     ) -> Alternative:
         figures = self.figures
         work = triangle(figures, boundary - replay_from)
         entries = replay_scanned(figures, replay_from, boundary)
-        return self._way(boundary, source, state_at, replay_from, work, entries, state_ssd, state_memory)
+        return self._way(
+            boundary,
+            source,
+            state_at,
+            replay_from,
+            work=work,
+            entries=entries,
+            state_ssd=state_ssd,
+            state_memory=state_memory,
+        )
 
     def _way(
         self,
@@ -187,8 +208,9 @@ class _Pricing:
         source: StateSource,
         state_at: int,
         replay_from: int,
-        work: int,
-        entries: int,
+        *,
+        work: int = 0,
+        entries: int = 0,
         state_ssd: int = 0,
         state_memory: int = 0,
     ) -> Alternative:
@@ -224,6 +246,7 @@ def _ranked(
     coverage: Coverage,
     prompt_tokens: int,
     costs: Costs,
+    *,
     exact_only: bool,
     exact_coverage: Coverage | None,
 ) -> tuple[_Candidate, list[_Candidate]]:
@@ -238,7 +261,7 @@ def _ranked(
     price = _Pricing(figures_of(profile), costs, prompt_tokens, trust)
     longest = longest_restore(profile, coverage, prompt_tokens)
     cold = price.cold()
-    restores = list(_candidates(price, coverage, longest, exact_only=exact_only))
+    restores = _candidates(price, coverage, longest, exact_only)
     if not restores:
         return cold, restores
     if len(restores) > 1:
@@ -253,9 +276,7 @@ def _ranked(
     return best, others
 
 
-def _candidates(
-    price: _Pricing, coverage: Coverage, longest: int, *, exact_only: bool
-) -> Iterator[_Candidate]:
+def _candidates(price: _Pricing, coverage: Coverage, longest: int, exact_only: bool) -> list[_Candidate]:
     """The restores that can be the cheapest, out of all (boundary b, source, place of the state c <= b).
 
     Let G(x) be the entries that an index layer's queries before x see. Its steps never get smaller: G is convex and never
@@ -288,24 +309,26 @@ def _candidates(
     """
     figures = price.figures
     if longest < figures.block_tokens:
-        return
-    for source, held in (
-        (StateSource.POOL, coverage.pool_states),
-        (StateSource.CHECKPOINT, coverage.checkpoints),
-    ):
-        edges = held and usable(held, longest)
-        if edges:
-            yield from (price.from_state(boundary, source, edges[-1]) for boundary in {edges[-1], longest})
-    for overlap, held in ((False, coverage.rows), (True, coverage.rows_overlap)):
-        edges = held and usable(held, longest)
-        if edges and (overlap or figures.overlap_tokens < figures.block_tokens):
-            yield from (
-                price.from_rows(boundary, edges[-1], overlap=overlap) for boundary in {edges[-1], longest}
-            )
-    yield price.exact_replay(longest)
+        return []
+    found: list[_Candidate] = []
+    if coverage.pool_states or coverage.checkpoints:
+        for source, held in (
+            (StateSource.POOL, coverage.pool_states),
+            (StateSource.CHECKPOINT, coverage.checkpoints),
+        ):
+            edges = usable(held, longest)
+            if edges:
+                found += [price.from_state(at, source, edges[-1]) for at in {edges[-1], longest}]
+    if coverage.rows or coverage.rows_overlap:
+        for overlap, held in ((False, coverage.rows), (True, coverage.rows_overlap)):
+            edges = usable(held, longest)
+            if edges and (overlap or figures.overlap_tokens < figures.block_tokens):
+                found += [price.from_rows(at, edges[-1], overlap=overlap) for at in {edges[-1], longest}]
+    found.append(price.exact_replay(longest))
     # A bounded replay that reaches the start of the prompt is no cheaper than the exact one and no other.
     if not exact_only and longest > figures.bounded_replay_tokens:
-        yield price.bounded_replay(longest)
+        found.append(price.bounded_replay(longest))
+    return found
 
 
 # By identity, as figures are kept: a service prices plan after plan with the same object.

@@ -34,8 +34,8 @@ def save_states(
     if after < compute_from and compute_from not in pool:
         pool = (compute_from, *pool)
     return SaveStates(
-        _without(pool, coverage.pool_states, after),
-        _without(ssd, coverage.checkpoints, after),
+        _without(pool, coverage.pool_states, after) if coverage.pool_states else pool,
+        _without(ssd, coverage.checkpoints, after) if coverage.checkpoints else ssd,
         True,
         policy.output_edge_on_ssd,
         policy.every_tokens,
@@ -46,7 +46,5 @@ def save_states(
 
 def _without(edges: tuple[int, ...], held: tuple[int, ...], after: int) -> tuple[int, ...]:
     """The edges, all > `after`, that are not in `held`, which is ascending."""
-    if not held:
-        return edges
     later = set(held[bisect_right(held, after) :])
     return tuple(edge for edge in edges if edge not in later) if later else edges

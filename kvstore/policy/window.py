@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvstore.errors import InvalidArgument, PolicyTooLarge
@@ -35,6 +35,19 @@ class WindowPolicy:
 
     kind: WindowKind
     every_tokens: int = 0
+    # What follows from the kind; every plan asks for it.
+    output_edge_on_ssd: bool = field(init=False, compare=False, repr=False)
+    """Whether the last edge of the output goes to SSD."""
+    rows: bool = field(init=False, compare=False, repr=False)
+    """Whether the window rows of every token go to SSD."""
+    rows_overlap: bool = field(init=False, compare=False, repr=False)
+    """Whether the overlap at each block's end goes with the rows."""
+
+    def __post_init__(self) -> None:
+        kind, put = self.kind, object.__setattr__
+        put(self, "output_edge_on_ssd", kind is WindowKind.ENDPOINTS)
+        put(self, "rows", kind in (WindowKind.FULL, WindowKind.FULL_OVERLAP))
+        put(self, "rows_overlap", kind is WindowKind.FULL_OVERLAP)
 
     @classmethod
     def parse(cls, text: str, profile: Profile) -> WindowPolicy:
@@ -66,21 +79,6 @@ class WindowPolicy:
 
     def __str__(self) -> str:
         return f"periodic:{self.every_tokens}" if self.kind is WindowKind.PERIODIC else self.kind.value
-
-    @property
-    def output_edge_on_ssd(self) -> bool:
-        """Whether the last edge of the output goes to SSD."""
-        return self.kind is WindowKind.ENDPOINTS
-
-    @property
-    def rows(self) -> bool:
-        """Whether the window rows of every token go to SSD."""
-        return self.kind in (WindowKind.FULL, WindowKind.FULL_OVERLAP)
-
-    @property
-    def rows_overlap(self) -> bool:
-        """Whether the overlap at each block's end goes with the rows."""
-        return self.kind is WindowKind.FULL_OVERLAP
 
     def pool_edges(
         self, profile: Profile, *, prompt_tokens: int, after: int, branch_at: int = 0

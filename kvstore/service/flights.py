@@ -49,9 +49,6 @@ class Waited:
     inherits: bool = False
 
 
-NOT_WAITED = Waited()
-
-
 @dataclass(frozen=True, slots=True)
 class _Target:
     """What to wait for: that `flight` makes the block `key` visible or, `states`, what a resume at its end needs."""
@@ -140,6 +137,10 @@ class Flights:
         )
         self.inherited_total += flight is not None and inherits
         return flight
+
+    @property
+    def are_open(self) -> bool:
+        return len(self.table) > 0
 
     def ahead(self, prompt: Prompt, found: LookupResult) -> tuple[int, float]:
         """(blocks right after those held that other sessions compute or write, seconds since the first was announced)."""

@@ -8,7 +8,7 @@ from kvstore.errors import InvalidArgument
 from kvstore.service import encode
 from kvstore.service.delivery import send_head
 from kvstore.service.engine import NO_SESSION, Engine, is_exact_only
-from kvstore.service.flights import NOT_WAITED, Prompt
+from kvstore.service.flights import Prompt, Waited
 from kvstore.service.session import Session
 from kvstore.service.status import Context
 from kvstore.v1 import cache_pb2 as pb
@@ -39,7 +39,6 @@ class LookupCalls:
         exact_only = is_exact_only(info.profile, encode.take_exactness(request.exactness))
         own, tokens = NO_SESSION if session is None else session.id, request.prompt_tokens
         keys = encode.split_keys(request.keys, most=engine.config.keys)
-        prompt = Prompt(own, info.digest, keys, tokens, info.figures.block_tokens, exact_only)
         look = partial(
             engine.lookup,
             info.digest,
@@ -50,7 +49,14 @@ class LookupCalls:
             exact_only=exact_only,
             session=own,
         )
-        waited = NOT_WAITED
+        if not (wait_seconds or request.announce or engine.flights.are_open):
+            found = look(lease=request.lease)
+            reply = encode.put_lookup(found, lease_seconds=engine.core.lease_seconds)
+            if found.plan.wait_for:
+                reply.blocks_in_flight = len(found.plan.wait_for)
+            return reply
+        prompt = Prompt(own, info.digest, keys, tokens, info.figures.block_tokens, exact_only)
+        waited = Waited()
         if wait_seconds and session is not None:
             waited = await engine.flights.wait(
                 prompt, session, seconds=wait_seconds, look=partial(look, lease=False, counted=False)
