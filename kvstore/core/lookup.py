@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from kvstore.core.base import FetchItem, LookupResult
@@ -35,11 +36,13 @@ def lookup(
     now_wall: float,
     lease: bool,
     exact_only: bool,
+    held: array[int] | None,
 ) -> LookupResult:
     """See Core.lookup."""
     info = live.namespaces.get(namespace)
     keys = _checked(live, info, keys, prompt_tokens)
-    held = held_prefix(live, info, keys)
+    if held is None:
+        held = held_prefix(live, info, keys)
     slots = unexpired(live, held, now_wall)
     coverage, exact = covered(live, info, keys, held, slots, prompt_tokens=prompt_tokens, now_mono=now_mono)
     if exact_only:

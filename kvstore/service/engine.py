@@ -6,6 +6,7 @@ Everything here runs in the event loop's thread; what blocks goes through the wr
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
@@ -94,7 +95,8 @@ class Engine:
         self.activity = Activity(self._open_work)
         self.counts: Counter[str] = Counter()
         self.lookup_seconds = 0.0
-        """Of Lookup calls from the message to the answer, without what they waited for others."""
+        """Of Lookup calls from the message to the answer, without what they waited for others, but with the turns that long ones
+        gave them."""
         self.loop = LoopWatch()
         self.ready = False
         self.draining = False
@@ -150,6 +152,7 @@ class Engine:
         exact_only: bool,
         counted: bool = True,
         measured: bool = True,
+        held: array[int] | None = None,
     ) -> LookupResult:
         """As Core.lookup. Rates of `costs` that are zero are not known, and completed; those that come with a lease, and were
         `measured`, are remembered for others. `counted` False: for a look whose answer nobody is given."""
@@ -164,6 +167,7 @@ class Engine:
             session=session,
             lease=lease,
             exact_only=exact_only,
+            held=held,
             now_mono=mono,
             now_wall=self.time.wall_at(mono),
         )

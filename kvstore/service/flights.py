@@ -114,7 +114,7 @@ class Flights:
                 self._waiting_keys -= len(prompt.keys)
             async with self._turns:
                 await asyncio.sleep(0)
-            _check_open(session)
+            check_open(session)
             if not self.table.is_open(target.flight) and target.flight.unseen:
                 inherits = True
         if not waited:
@@ -199,7 +199,7 @@ class Flights:
             left.remove(waiter)
             if not left:
                 del self._waiters[number]
-        _check_open(session)
+        check_open(session)
 
     # ---- what happens to flights --------------------------------------------------------------------------------
 
@@ -250,7 +250,8 @@ class Flights:
                 _wake(waiter)
 
 
-def _check_open(session: Session) -> None:
+def check_open(session: Session) -> None:
+    """Raise UnknownSession where it has ended."""
     if session.ended.done():
         raise UnknownSession("the session ended during the call", field="kvstore-session", value=session.id)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
+from kvstore.core.held import SLOTS_AT_ONCE
 from kvstore.errors import InvalidArgument
 from kvstore.service import encode
 from kvstore.service.delivery import send_head
 from kvstore.service.engine import NO_SESSION, Engine, is_exact_only
-from kvstore.service.flights import Prompt, Waited
+from kvstore.service.flights import Prompt, Waited, check_open
 from kvstore.service.session import Session
 from kvstore.service.status import Context
+from kvstore.service.turns import by_turns
 from kvstore.v1 import cache_pb2 as pb
 
 WAIT_SECONDS_MAX = 3600.0
@@ -49,6 +51,12 @@ class LookupCalls:
             exact_only=exact_only,
             session=own,
         )
+        if len(keys) > SLOTS_AT_ONCE and not wait_seconds:
+            # Others have turns in between; from what this finds to the answer nothing waits. Who waits for a flight looks in
+            # one go, since who wakes first announces before the next one looks.
+            look = partial(look, held=await by_turns(engine.core.finding(info.digest, keys)))
+            if session is not None:
+                check_open(session)
         if not (wait_seconds or request.announce or engine.flights.are_open):
             found = look(lease=request.lease)
             reply = encode.put_lookup(found, lease_seconds=engine.core.lease_seconds)
