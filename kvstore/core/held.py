@@ -16,7 +16,7 @@ from kvstore.prefix.joined import JoinedKeys
 from kvstore.types import KEY_BYTES, BlockKey, ItemKind, Lineage
 
 SLOTS_AT_ONCE = 3_000
-"""Blocks of a prompt in one step: half a millisecond where nothing of them is in the processor's caches."""
+"""Blocks of a prompt in one step: less than a millisecond where nothing of them is in the processor's caches."""
 
 # Column values to 0 or 1, so that the first block with a flag is found by bytes.find.
 _IS_BOUNDED = bytes(bool(value & BOUNDED) for value in range(256))

@@ -1,6 +1,6 @@
 """Values that go into and come out of a restore plan. All positions are tokens from the start of the prompt.
 
-Those that every lookup makes anew are tuples: frozen dataclasses take three times as long to make.
+Those that every lookup makes anew are tuples: frozen dataclasses take about twice as long to make.
 """
 
 from __future__ import annotations

@@ -146,7 +146,8 @@ class Listeners:
 class _ByName:
     """A server as generated code adds handlers to it: all of them are found by their names, and none is registered. gRPC
     waits for the next call of each registered method by itself, and begins to wait for all of them anew after every call:
-    with forty methods that is a fifth of what a lookup costs."""
+    with forty methods that took a twentieth of the time of a
+    lookup."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
