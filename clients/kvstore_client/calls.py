@@ -112,7 +112,7 @@ def lookup(
         prompt_tokens=count("prompt_tokens", prompt_tokens),
         costs=to_costs(costs),
         lease=lease,
-        exactness="EXACTNESS_UNSPECIFIED" if exactness is None else exactness.value,
+        exactness=pb.EXACTNESS_UNSPECIFIED if exactness is None else exactness.value,
         announce=announce,
         wait_seconds=wait_seconds,
         assumed_costs=costs is not None and costs.assumed,

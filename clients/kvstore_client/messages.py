@@ -10,6 +10,9 @@ from kvstore.types import KEY_BYTES, Exactness, StateSource
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.values import Alternative, Costs, Coverage, OpenedNamespace, Plan, ReserveItem, SaveStates
 
+_EXACTNESS = {pb.Exactness.Value(each): each for each in Exactness}
+_SOURCES = {pb.StateSource.Value(each): each for each in StateSource}
+
 COUNT_MAX = (1 << 64) - 1
 TILE_TOKENS_MAX = (1 << 32) - 1
 
@@ -29,7 +32,7 @@ def joined_keys(keys: Sequence[bytes]) -> bytes:
     if isinstance(keys, JoinedKeys):
         return keys.joined
     joined = b"".join(keys)
-    if len(joined) != len(keys) * KEY_BYTES or any(len(key) != KEY_BYTES for key in keys):
+    if not set(map(len, keys)) <= {KEY_BYTES}:
         index = next(i for i, key in enumerate(keys) if len(key) != KEY_BYTES)
         raise InvalidArgument(
             "not a block key", field=f"keys[{index}]", value=keys[index], allowed=f"{KEY_BYTES} bytes"
@@ -103,30 +106,33 @@ def from_coverage(message: pb.Coverage) -> Coverage:
 
 def from_plan(message: pb.RestorePlan) -> Plan:
     """KvstoreError for a plan that breaks its own laws: following it would give wrong states."""
+    saves = message.save_states
     try:
         plan = Plan(
             prompt_tokens=message.prompt_tokens,
             chosen=_from_alternative(message.chosen),
             runner_up=_from_alternative(message.runner_up) if message.HasField("runner_up") else None,
-            exactness=Exactness(pb.Exactness.Name(message.exactness)),
+            exactness=_EXACTNESS[message.exactness],
             save_states=SaveStates(
-                pool=tuple(message.save_states.pool),
-                ssd=tuple(message.save_states.ssd),
-                output_edge_pool=message.save_states.output_edge_pool,
-                output_edge_ssd=message.save_states.output_edge_ssd,
-                every_tokens=message.save_states.every_tokens,
-                rows=message.save_states.rows,
-                rows_overlap=message.save_states.rows_overlap,
+                pool=tuple(saves.pool),
+                ssd=tuple(saves.ssd),
+                output_edge_pool=saves.output_edge_pool,
+                output_edge_ssd=saves.output_edge_ssd,
+                every_tokens=saves.every_tokens,
+                rows=saves.rows,
+                rows_overlap=saves.rows_overlap,
             ),
             blocks_missing=message.blocks_missing,
         )
-    except ValueError as error:
-        raise KvstoreError(f"the service sent a plan that is not understood: {error}") from error
-    rebuilt = plan.state_source in (StateSource.REPLAY, StateSource.NONE)
+    except KeyError as error:
+        raise KvstoreError(f"the service sent a plan that is not understood: value {error}") from error
+    way = plan.chosen
+    source = way.state_source
+    rebuilt = source is StateSource.REPLAY or source is StateSource.NONE
     if (
-        not plan.replay_from <= plan.compute_from <= max(plan.prompt_tokens - 1, 0)
-        or (plan.state_source is StateSource.NONE and plan.compute_from != 0)
-        or (not rebuilt and plan.state_at != plan.replay_from)
+        not way.replay_from <= way.compute_from <= max(plan.prompt_tokens - 1, 0)
+        or (source is StateSource.NONE and way.compute_from != 0)
+        or (not rebuilt and way.state_at != way.replay_from)
     ):
         raise KvstoreError("the service sent a plan that breaks its laws", field="plan", value=plan.chosen)
     return plan
@@ -135,7 +141,7 @@ def from_plan(message: pb.RestorePlan) -> Plan:
 def _from_alternative(message: pb.Alternative) -> Alternative:
     return Alternative(
         compute_from=message.compute_from,
-        state_source=StateSource(pb.StateSource.Name(message.state_source)),
+        state_source=_SOURCES[message.state_source],
         state_at=message.state_at,
         replay_from=message.replay_from,
         replay_layer_tokens=message.replay_layer_tokens,

@@ -56,14 +56,14 @@ def as_json(e: Explained) -> dict[str, Any]:
         "blocks_held": e.blocks_held,
         "blocks_in_flight": e.blocks_in_flight,
         "in_flight_seconds": e.in_flight_seconds,
-        "coverage": asdict(e.coverage),
+        "coverage": e.coverage._asdict(),
         "exactness": e.exactness.value,
         "chosen": _way_json(e, e.chosen),
         "runner_up": _way_json(e, runner_up) if runner_up else None,
         "runner_up_costs_more": asdict(difference(e.chosen, runner_up)) if runner_up else None,
         "cold_seconds": e.cold.seconds,
         "ways": [_way_json(e, way) for way in e.ways],
-        "save_states": asdict(e.save_states),
+        "save_states": e.save_states._asdict(),
         "policies": [_outlook_json(e, outlook) for outlook in e.outlooks],
         "rates": asdict(e.costs),
     }
@@ -232,7 +232,7 @@ def _ways_table(e: Explained) -> str:
 
 def _way_json(e: Explained, way: Alternative) -> dict[str, Any]:
     return {
-        **asdict(way),
+        **way._asdict(),
         "replay_tokens": way.replay_tokens,
         "compute_layer_tokens": (e.prompt_tokens - way.compute_from) * e.profile.layer_count,
     }
@@ -281,7 +281,7 @@ def _outlook_json(e: Explained, outlook: Outlook) -> dict[str, Any]:
         document["next_turn"] = {
             "tokens_added": e.next_tokens,
             "restore_seconds": outlook.restore_seconds,
-            **asdict(outlook.next_turn),
+            **outlook.next_turn._asdict(),
         }
     return document
 

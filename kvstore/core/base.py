@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from kvstore.plan.base import Costs, Coverage, RestorePlan
 from kvstore.pool.states import PoolStatistics
@@ -30,8 +31,7 @@ class Limits:
     reserved_items_per_session: int = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class LookupResult:
+class LookupResult(NamedTuple):
     """`lease_id` is None for a probe and where the plan reads nothing. `coverage` and `costs` are what the plan was made
     from."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -177,12 +178,14 @@ class Core(LongWork):
         now_wall: float,
         lease: bool,
         exact_only: bool = True,
+        held: array[int] | None = None,
     ) -> LookupResult:
         """What is held of a prompt, and the cheapest correct way to resume it.
 
         `keys`: of the prompt's whole blocks, first first (fewer are allowed: the rest counts as not held). With `lease`
         the blocks and the state that the plan reads are used now, and protected until the lease ends; a probe
-        changes nothing. UnknownNamespace; InvalidArgument for keys that are not keys or are more than the prompt has
+        changes nothing. `held` is what `finding` has just found for these keys; without it that is done here.
+        UnknownNamespace; InvalidArgument for keys that are not keys or are more than the prompt has
         blocks; LimitExceeded for prompts, keys and leases past their limits.
         """
         return lookup.lookup(
@@ -196,6 +199,7 @@ class Core(LongWork):
             now_wall=now_wall,
             lease=lease,
             exact_only=exact_only,
+            held=held,
         )
 
     def lease(self, lease_id: int, session: str, now_mono: float) -> Lease:

@@ -15,7 +15,11 @@ class Holds:
         self._owners: dict[int, set[int]] = {}
 
     def hold(self, slot: int, owner: int) -> None:
-        self._owners.setdefault(slot, set()).add(owner)
+        owners = self._owners.get(slot)
+        if owners is None:
+            self._owners[slot] = {owner}
+        else:
+            owners.add(owner)
 
     def release(self, slot: int, owner: int) -> None:
         owners = self._owners.get(slot)

@@ -78,16 +78,20 @@ class LeaseTable:
 
     def check_room(self, session: str, blocks: int) -> None:
         """Raise LimitExceeded unless one more lease of so many blocks may be granted."""
-        mine = len(self._sessions.get(session, ()))
+        leases, mine = len(self._leases) + 1, len(self._sessions.get(session, ())) + 1
+        all_blocks, my_blocks = self._all_blocks + blocks, self._blocks[session] + blocks
+        if (
+            leases <= self._most
+            and mine <= self._most_per_session
+            and all_blocks <= self._most_blocks
+            and my_blocks <= self._most_blocks_per_session
+        ):
+            return
         for field, value, most in (
-            ("leases", len(self._leases) + 1, self._most),
-            ("leases_per_session", mine + 1, self._most_per_session),
-            ("leased_blocks", self._all_blocks + blocks, self._most_blocks),
-            (
-                "leased_blocks_per_session",
-                self._blocks[session] + blocks,
-                self._most_blocks_per_session,
-            ),
+            ("leases", leases, self._most),
+            ("leases_per_session", mine, self._most_per_session),
+            ("leased_blocks", all_blocks, self._most_blocks),
+            ("leased_blocks_per_session", my_blocks, self._most_blocks_per_session),
         ):
             if value > most:
                 raise LimitExceeded(
@@ -108,15 +112,17 @@ class LeaseTable:
         now: float,
     ) -> Lease:
         """A lease on the chain `slots`; its state is the caller's to protect. The id was never used before."""
-        lease = Lease(
-            lease_id, session, namespace, len(slots), state_at, now, now + self._seconds, slots, len(slots)
-        )
+        blocks, deadline = len(slots), now + self._seconds
+        lease = Lease(lease_id, session, namespace, blocks, state_at, now, deadline, slots, blocks)
         self._leases[lease_id] = lease
-        self._sessions.setdefault(session, set()).add(lease_id)
-        self._deadlines.set(lease_id, lease.deadline)
+        mine = self._sessions.get(session)
+        if mine is None:
+            mine = self._sessions[session] = set()
+        mine.add(lease_id)
+        self._deadlines.set(lease_id, deadline)
         self._holds.hold(slots[-1], lease_id)
-        self._blocks[session] += lease.blocks
-        self._all_blocks += lease.blocks
+        self._blocks[session] += blocks
+        self._all_blocks += blocks
         return lease
 
     def get(self, lease_id: int, session: str, now: float) -> Lease:

@@ -98,7 +98,8 @@ class Live:
     def second(self, now_wall: float) -> int:
         """The second that a use at `now_wall` counts for: rounded up, so that nothing expires before its time, and never
         before an earlier use, so that ranks follow last uses whatever the clock does."""
-        self._latest = max(self._latest, math.ceil(now_wall))
+        second = math.ceil(now_wall)
+        self._latest = max(self._latest, second)
         return self._latest
 
     # ---- places ---------------------------------------------------------------------------------------------
@@ -205,6 +206,8 @@ class Live:
         """As `touch` of the last of `slots`, which are its whole chain, first block first."""
         used, second = self.index.used, self.second(now)
         # Uses do not increase along a chain.
+        if used[slots[-1]] >= second:
+            return
         first = bisect_left(slots, True, key=lambda slot: used[slot] < second)
         if len(slots) - first < MANY_SLOTS:
             self.touch(slots[-1], now)

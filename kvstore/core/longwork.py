@@ -3,9 +3,10 @@ between two steps. Nothing but such turns may come between: a step leaves all la
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 
-from kvstore.core import ending, leaving, showing, writing
+from kvstore.core import ending, held, leaving, showing, writing
 from kvstore.core.base import (
     CommitReport,
     Dropped,
@@ -20,6 +21,7 @@ from kvstore.core.base import (
 from kvstore.core.live import Live
 from kvstore.core.reservations import returned
 from kvstore.core.steps import Steps
+from kvstore.prefix.joined import JoinedKeys
 from kvstore.store.base import Place
 from kvstore.types import ItemId, Tier
 
@@ -28,6 +30,11 @@ class LongWork:
     """The part of Core that works in steps."""
 
     _live: Live
+
+    def finding(self, namespace: bytes, keys: JoinedKeys) -> Steps[None, array[int]]:
+        """The first part of `lookup`, which takes long where the prompt is: which of its blocks are held. For `lookup`, at once:
+        nothing may come between. Raises UnknownNamespace."""
+        return held.finding(self._live, self._live.namespaces.get(namespace), keys)
 
     def reserving(
         self,

@@ -1,14 +1,17 @@
-"""Values that go into and come out of a restore plan. All positions are tokens from the start of the prompt."""
+"""Values that go into and come out of a restore plan. All positions are tokens from the start of the prompt.
+
+Those that every lookup makes anew are tuples: frozen dataclasses take about twice as long to make.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvstore.types import Exactness, StateSource
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
+class Coverage(NamedTuple):
     """What is held for one prompt, counted from its first token.
 
     blocks: whole blocks held without a gap from the start. pool_states, checkpoints: block edges in tokens, ascending,
@@ -40,8 +43,7 @@ class Costs:
     tile_tokens: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
+class Alternative(NamedTuple):
     """One way to resume, with its price. `seconds` is the whole time to the first token: reading, replaying and
     computing the rest of the prompt, which the last three fields give one by one. `index_entries`: looked at by index
     scans, in the replay and in the rest."""
@@ -64,8 +66,7 @@ class Alternative:
         return self.compute_from - self.replay_from
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveStates:
+class SaveStates(NamedTuple):
     """Which states the worker is to keep. `pool` and `ssd` are edges inside the prompt, ascending; the two flags say
     whether the last edge of the output goes to that tier; `every_tokens` > 0 asks for each further multiple of it
     (in the output) on SSD; `rows` that the window rows of every computed token go there, block by block, and
@@ -80,8 +81,7 @@ class SaveStates:
     rows_overlap: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestorePlan:
+class RestorePlan(NamedTuple):
     """How to resume a prompt of `prompt_tokens` tokens most cheaply and correctly.
 
     Blocks [0, compute_from) are read; only positions >= compute_from are computed and written. Laws:
@@ -95,7 +95,7 @@ class RestorePlan:
     exactness: Exactness
     save_states: SaveStates
     blocks_missing: int
-    wait_for: tuple[int, ...] = field(default=())
+    wait_for: tuple[int, ...] = ()
 
     @property
     def compute_from(self) -> int:

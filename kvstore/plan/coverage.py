@@ -17,7 +17,8 @@ def whole_blocks(profile: Profile, prompt_tokens: int) -> int:
 
 def longest_restore(profile: Profile, coverage: Coverage, prompt_tokens: int) -> int:
     """The last position that a resume could start computing at: a block edge, at most n - 1, all blocks before it held."""
-    return min(coverage.blocks * profile.block_tokens, last_usable_edge(profile, prompt_tokens))
+    held, last = coverage.blocks * profile.block_tokens, last_usable_edge(profile, prompt_tokens)
+    return held if held < last else last
 
 
 def usable(edges: tuple[int, ...], limit: int) -> tuple[int, ...]:
@@ -29,15 +30,16 @@ def check_coverage(profile: Profile, coverage: Coverage) -> None:
     """Raise InvalidArgument unless the edges are ascending block edges inside the blocks held, the branch point too."""
     if coverage.blocks < 0:
         raise InvalidArgument("blocks are counted", field="blocks", value=coverage.blocks, allowed=">= 0")
+    _, pool_states, checkpoints, rows, rows_overlap, branch_at = coverage
+    if not (pool_states or checkpoints or rows or rows_overlap or branch_at):
+        return
     end = coverage.blocks * profile.block_tokens
     for field, edges in (
-        ("pool_states", coverage.pool_states),
-        ("checkpoints", coverage.checkpoints),
-        ("rows", coverage.rows),
-        ("rows_overlap", coverage.rows_overlap),
+        ("pool_states", pool_states),
+        ("checkpoints", checkpoints),
+        ("rows", rows),
+        ("rows_overlap", rows_overlap),
     ):
-        if not edges:
-            continue
         before = 0
         for edge in edges:
             if not before < edge <= end or edge % profile.block_tokens:
@@ -48,10 +50,10 @@ def check_coverage(profile: Profile, coverage: Coverage) -> None:
                     allowed=f"ascending multiples of {profile.block_tokens} up to {end}",
                 )
             before = edge
-    if not 0 <= coverage.branch_at <= end or coverage.branch_at % profile.block_tokens:
+    if not 0 <= branch_at <= end or branch_at % profile.block_tokens:
         raise InvalidArgument(
             "not an edge where a prompt can leave what is held",
             field="branch_at",
-            value=coverage.branch_at,
+            value=branch_at,
             allowed=f"0 to {end}, a multiple of {profile.block_tokens}",
         )

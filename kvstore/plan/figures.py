@@ -9,7 +9,8 @@ from kvstore.profile.base import Profile
 KEPT = 256
 
 
-@dataclass(frozen=True, slots=True)
+# Compared and hashed by identity: every plan looks up what was worked out for a scan.
+@dataclass(frozen=True, slots=True, eq=False)
 class Scan:
     """The layers with an index of one `ratio`. In the forward pass all `layers` of them look at their entries. A replay
     that ends at t needs the queries of each only from t - reach on, one `reaches` per layer, ascending; the last layer

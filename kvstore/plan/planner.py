@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import fields
-from functools import lru_cache
 from typing import NamedTuple
 
 from kvstore.errors import InvalidArgument
 from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan
 from kvstore.plan.coverage import check_coverage, longest_restore, usable, whole_blocks
-from kvstore.plan.figures import Figures, figures_of
+from kvstore.plan.figures import KEPT, Figures, figures_of
 from kvstore.plan.save import save_states
 from kvstore.plan.work import replay_scanned, scanned, scanned_before, triangle
 from kvstore.policy.window import WindowPolicy
@@ -52,40 +50,34 @@ def plan(
     `wait_for` (indices of blocks that someone is writing) is passed through. InvalidArgument for a negative prompt
     length, for costs that are not finite and >= 0, and for edges that are not edges.
     """
-    best, *others = _ranked(
-        profile,
-        coverage,
-        prompt_tokens=prompt_tokens,
-        costs=costs,
-        exact_only=exact_only,
-        exact_coverage=exact_coverage,
+    best, others = _ranked(
+        profile, coverage, prompt_tokens, costs, exact_only=exact_only, exact_coverage=exact_coverage
     )
     chosen = best.way
-    runner_up = next(
-        (
-            other.way
-            for other in others
-            if (other.way.state_source, other.way.compute_from) != (chosen.state_source, chosen.compute_from)
-        ),
-        None,
-    )
-    blocks = whole_blocks(profile, prompt_tokens)
+    blocks_missing = whole_blocks(profile, prompt_tokens) - coverage.blocks
     return RestorePlan(
-        prompt_tokens=prompt_tokens,
-        chosen=chosen,
-        runner_up=runner_up,
-        exactness=Exactness.EXACT if best.exact else Exactness.BOUNDED,
-        save_states=save_states(
+        prompt_tokens,
+        chosen,
+        _runner_up(chosen, others),
+        Exactness.EXACT if best.exact else Exactness.BOUNDED,
+        save_states(
             policy,
             profile,
             prompt_tokens=prompt_tokens,
             coverage=coverage,
             compute_from=chosen.compute_from,
-            rebuilt=chosen.replay_tokens > 0,
+            rebuilt=chosen.replay_from < chosen.compute_from,
         ),
-        blocks_missing=max(blocks - coverage.blocks, 0),
-        wait_for=wait_for,
+        blocks_missing if blocks_missing > 0 else 0,
+        wait_for,
     )
+
+
+def _runner_up(chosen: Alternative, others: list[_Candidate]) -> Alternative | None:
+    for way, _ in others:
+        if way.compute_from != chosen.compute_from or way.state_source is not chosen.state_source:
+            return way
+    return None
 
 
 def ways(
@@ -98,15 +90,10 @@ def ways(
 ) -> tuple[Alternative, ...]:
     """All that `plan` chooses from, best first: what it chooses, then the others with NONE among them. Refusals are those
     of `plan`."""
-    ranked = _ranked(
-        profile,
-        coverage,
-        prompt_tokens=prompt_tokens,
-        costs=costs,
-        exact_only=exact_only,
-        exact_coverage=None,
+    best, others = _ranked(
+        profile, coverage, prompt_tokens, costs, exact_only=exact_only, exact_coverage=None
     )
-    return tuple(candidate.way for candidate in ranked)
+    return tuple(candidate.way for candidate in (best, *others))
 
 
 def replay_layer_tokens(profile: Profile, replay_from: int, position: int) -> int:
@@ -139,18 +126,19 @@ class _Candidate(NamedTuple):
 class _Pricing:
     """`trust`: what is EXACT of the coverage."""
 
-    __slots__ = ("costs", "end", "end_entries", "figures", "trust")
+    __slots__ = ("costs", "end", "end_entries", "exact_end", "figures", "trust")
 
     def __init__(self, figures: Figures, costs: Costs, prompt_tokens: int, trust: Coverage) -> None:
         self.figures = figures
         self.costs = costs
         self.trust = trust
+        self.exact_end = trust.blocks * figures.block_tokens
         # The same for every boundary, whatever the tile: what is said about candidates holds for this end too.
         self.end = -(-prompt_tokens // costs.tile_tokens) * costs.tile_tokens
         self.end_entries = scanned_before(figures, self.end)
 
     def cold(self) -> _Candidate:
-        return _Candidate(self._way(0, StateSource.NONE, state_at=0, replay_from=0), True)
+        return _Candidate(self._way(0, StateSource.NONE, 0, 0), True)
 
     def from_state(self, boundary: int, source: StateSource, edge: int) -> _Candidate:
         """The state at `edge`, then an exact replay up to `boundary`."""
@@ -159,62 +147,57 @@ class _Pricing:
         way = self._replayed(
             boundary,
             source,
-            replay_from=edge,
+            edge,
+            edge,
             state_ssd=0 if in_pool else held,
             state_memory=held if in_pool else 0,
         )
         trusted = self.trust.pool_states if in_pool else self.trust.checkpoints
-        return _Candidate(way, self._blocks_exact(boundary) and edge in trusted)
+        return _Candidate(way, boundary <= self.exact_end and edge in trusted)
 
     def from_rows(self, boundary: int, edge: int, *, overlap: bool) -> _Candidate:
         """The state that the window rows before `edge` give, then an exact replay up to `boundary`."""
         figures = self.figures
         needed = rows_needed(figures.profile, edge, overlap=overlap)
         each = figures.rows_overlap_block_bytes if overlap else figures.rows_block_bytes
-        way = self._replayed(
-            boundary, StateSource.ROWS, replay_from=needed.state_at, state_ssd=needed.blocks * each
-        )
+        start = needed.state_at
+        way = self._replayed(boundary, StateSource.ROWS, start, start, state_ssd=needed.blocks * each)
         trusted = self.trust.rows_overlap if overlap else self.trust.rows
-        return _Candidate(way, self._blocks_exact(boundary) and edge in trusted)
+        return _Candidate(way, boundary <= self.exact_end and edge in trusted)
 
     def exact_replay(self, boundary: int) -> _Candidate:
-        start = max(0, boundary - self.figures.exact_replay_tokens)
-        way = self._replayed(boundary, StateSource.REPLAY, replay_from=start, state_at=boundary)
-        return _Candidate(way, self._blocks_exact(boundary))
+        start = boundary - self.figures.exact_replay_tokens
+        way = self._replayed(boundary, StateSource.REPLAY, boundary, start if start > 0 else 0)
+        return _Candidate(way, boundary <= self.exact_end)
 
     def bounded_replay(self, boundary: int) -> _Candidate:
         figures = self.figures
         start = boundary - figures.bounded_replay_tokens
-        way = self._way(
-            boundary,
-            StateSource.REPLAY,
-            state_at=boundary,
-            replay_from=start,
-            work=figures.bounded_replay_tokens * figures.layer_count,
-            entries=scanned(figures, start, boundary),
-        )
+        work = figures.bounded_replay_tokens * figures.layer_count
+        entries = scanned(figures, start, boundary)
+        way = self._way(boundary, StateSource.REPLAY, boundary, start, work=work, entries=entries)
         return _Candidate(way, False)
-
-    def _blocks_exact(self, boundary: int) -> bool:
-        return boundary <= self.trust.blocks * self.figures.block_tokens
 
     def _replayed(
         self,
         boundary: int,
         source: StateSource,
-        *,
+        state_at: int,
         replay_from: int,
-        state_at: int | None = None,
+        *,
         state_ssd: int = 0,
         state_memory: int = 0,
     ) -> Alternative:
+        figures = self.figures
+        work = triangle(figures, boundary - replay_from)
+        entries = replay_scanned(figures, replay_from, boundary)
         return self._way(
             boundary,
             source,
-            state_at=replay_from if state_at is None else state_at,
-            replay_from=replay_from,
-            work=triangle(self.figures, boundary - replay_from),
-            entries=replay_scanned(self.figures, replay_from, boundary),
+            state_at,
+            replay_from,
+            work=work,
+            entries=entries,
             state_ssd=state_ssd,
             state_memory=state_memory,
         )
@@ -223,9 +206,9 @@ class _Pricing:
         self,
         boundary: int,
         source: StateSource,
-        *,
         state_at: int,
         replay_from: int,
+        *,
         work: int = 0,
         entries: int = 0,
         state_ssd: int = 0,
@@ -235,37 +218,39 @@ class _Pricing:
         costs, figures = self.costs, self.figures
         bytes_ssd = boundary // figures.block_tokens * figures.block_bytes + state_ssd
         rest = (self.end - boundary) * figures.layer_count
-        rest_entries = self.end_entries - scanned_before(figures, boundary) if boundary else self.end_entries
+        rest_entries = self.end_entries
         layer, entry = costs.seconds_per_layer_token, costs.seconds_per_index_entry
         read = bytes_ssd * costs.seconds_per_ssd_byte + state_memory * costs.seconds_per_memory_byte
-        read += costs.seconds_per_fetch if boundary else 0.0
+        if boundary:
+            rest_entries -= scanned_before(figures, boundary)
+            read += costs.seconds_per_fetch
         return Alternative(
-            compute_from=boundary,
-            state_source=source,
-            state_at=state_at,
-            replay_from=replay_from,
-            replay_layer_tokens=work,
-            bytes_ssd=bytes_ssd,
-            bytes_memory=state_memory,
+            boundary,
+            source,
+            state_at,
+            replay_from,
+            work,
+            bytes_ssd,
+            state_memory,
             # Of the whole numbers added first: ways that do equal work must cost the same to the last bit.
-            seconds=read + ((work + rest) * layer + (entries + rest_entries) * entry),
-            index_entries=entries + rest_entries,
-            read_seconds=read,
-            replay_seconds=work * layer + entries * entry,
-            compute_seconds=rest * layer + rest_entries * entry,
+            read + ((work + rest) * layer + (entries + rest_entries) * entry),
+            entries + rest_entries,
+            read,
+            work * layer + entries * entry,
+            rest * layer + rest_entries * entry,
         )
 
 
 def _ranked(
     profile: Profile,
     coverage: Coverage,
-    *,
     prompt_tokens: int,
     costs: Costs,
+    *,
     exact_only: bool,
     exact_coverage: Coverage | None,
-) -> list[_Candidate]:
-    """The candidate to choose, then the others, cheapest first. NONE is the first where nothing costs less."""
+) -> tuple[_Candidate, list[_Candidate]]:
+    """The candidate to choose, and the others, cheapest first. NONE is the first where nothing costs less."""
     if prompt_tokens < 0:
         raise InvalidArgument(
             "a prompt has a length", field="prompt_tokens", value=prompt_tokens, allowed=">= 0"
@@ -276,21 +261,22 @@ def _ranked(
     price = _Pricing(figures_of(profile), costs, prompt_tokens, trust)
     longest = longest_restore(profile, coverage, prompt_tokens)
     cold = price.cold()
-    restores = list(_candidates(price, coverage, longest, exact_only=exact_only))
+    restores = _candidates(price, coverage, longest, exact_only)
+    if not restores:
+        return cold, restores
     if len(restores) > 1:
         restores.sort(key=_Candidate.rank)
-    elif restores:
-        # The most frequent case: there is nothing to rank but the price.
-        both = [restores[0], cold]
-        return both if restores[0].way.seconds < cold.way.seconds else both[::-1]
-    if restores and restores[0].way.seconds < cold.way.seconds:
-        return [restores[0], *sorted([*restores[1:], cold], key=_Candidate.rank)]
-    return [cold, *restores]
+    best = restores[0]
+    if not best.way.seconds < cold.way.seconds:
+        return cold, restores
+    others = restores[1:]
+    others.append(cold)
+    if len(others) > 1:
+        others.sort(key=_Candidate.rank)
+    return best, others
 
 
-def _candidates(
-    price: _Pricing, coverage: Coverage, longest: int, *, exact_only: bool
-) -> Iterator[_Candidate]:
+def _candidates(price: _Pricing, coverage: Coverage, longest: int, exact_only: bool) -> list[_Candidate]:
     """The restores that can be the cheapest, out of all (boundary b, source, place of the state c <= b).
 
     Let G(x) be the entries that an index layer's queries before x see. Its steps never get smaller: G is convex and never
@@ -323,28 +309,35 @@ def _candidates(
     """
     figures = price.figures
     if longest < figures.block_tokens:
-        return
-    for source, held in (
-        (StateSource.POOL, coverage.pool_states),
-        (StateSource.CHECKPOINT, coverage.checkpoints),
-    ):
-        edges = usable(held, longest)
-        if edges:
-            yield from (price.from_state(boundary, source, edges[-1]) for boundary in {edges[-1], longest})
-    for overlap, held in ((False, coverage.rows), (True, coverage.rows_overlap)):
-        edges = usable(held, longest)
-        if edges and (overlap or figures.overlap_tokens < figures.block_tokens):
-            yield from (
-                price.from_rows(boundary, edges[-1], overlap=overlap) for boundary in {edges[-1], longest}
-            )
-    yield price.exact_replay(longest)
+        return []
+    found: list[_Candidate] = []
+    if coverage.pool_states or coverage.checkpoints:
+        for source, held in (
+            (StateSource.POOL, coverage.pool_states),
+            (StateSource.CHECKPOINT, coverage.checkpoints),
+        ):
+            edges = usable(held, longest)
+            if edges:
+                found += [price.from_state(at, source, edges[-1]) for at in {edges[-1], longest}]
+    if coverage.rows or coverage.rows_overlap:
+        for overlap, held in ((False, coverage.rows), (True, coverage.rows_overlap)):
+            edges = usable(held, longest)
+            if edges and (overlap or figures.overlap_tokens < figures.block_tokens):
+                found += [price.from_rows(at, edges[-1], overlap=overlap) for at in {edges[-1], longest}]
+    found.append(price.exact_replay(longest))
     # A bounded replay that reaches the start of the prompt is no cheaper than the exact one and no other.
     if not exact_only and longest > figures.bounded_replay_tokens:
-        yield price.bounded_replay(longest)
+        found.append(price.bounded_replay(longest))
+    return found
 
 
-@lru_cache(maxsize=64)
+# By identity, as figures are kept: a service prices plan after plan with the same object.
+_checked: dict[int, Costs] = {}
+
+
 def _check_costs(costs: Costs) -> None:
+    if id(costs) in _checked:
+        return
     for item in fields(costs):
         value = getattr(costs, item.name)
         if not (math.isfinite(value) and value >= 0):
@@ -358,3 +351,6 @@ def _check_costs(costs: Costs) -> None:
             value=costs.tile_tokens,
             allowed=f"1 to {MAX_BLOCK_TOKENS} tokens",
         )
+    if len(_checked) >= KEPT:
+        _checked.clear()
+    _checked[id(costs)] = costs

@@ -34,19 +34,17 @@ def save_states(
     if after < compute_from and compute_from not in pool:
         pool = (compute_from, *pool)
     return SaveStates(
-        pool=_without(pool, coverage.pool_states, after),
-        ssd=_without(ssd, coverage.checkpoints, after),
-        output_edge_pool=True,
-        output_edge_ssd=policy.output_edge_on_ssd,
-        every_tokens=policy.every_tokens,
-        rows=policy.rows,
-        rows_overlap=policy.rows_overlap,
+        _without(pool, coverage.pool_states, after) if coverage.pool_states else pool,
+        _without(ssd, coverage.checkpoints, after) if coverage.checkpoints else ssd,
+        True,
+        policy.output_edge_on_ssd,
+        policy.every_tokens,
+        policy.rows,
+        policy.rows_overlap,
     )
 
 
 def _without(edges: tuple[int, ...], held: tuple[int, ...], after: int) -> tuple[int, ...]:
     """The edges, all > `after`, that are not in `held`, which is ascending."""
-    if not held:
-        return edges
     later = set(held[bisect_right(held, after) :])
     return tuple(edge for edge in edges if edge not in later) if later else edges

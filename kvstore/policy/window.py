@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvstore.errors import InvalidArgument, PolicyTooLarge
@@ -47,6 +47,19 @@ class WindowPolicy:
 
     kind: WindowKind
     every_tokens: int = 0
+    # What follows from the kind; every plan asks for it.
+    output_edge_on_ssd: bool = field(init=False, compare=False, repr=False)
+    """Whether the last edge of the output goes to SSD."""
+    rows: bool = field(init=False, compare=False, repr=False)
+    """Whether the window rows of every token go to SSD."""
+    rows_overlap: bool = field(init=False, compare=False, repr=False)
+    """Whether the overlap at each block's end goes with the rows."""
+
+    def __post_init__(self) -> None:
+        kind, put = self.kind, object.__setattr__
+        put(self, "output_edge_on_ssd", kind in _AT_ENDPOINTS)
+        put(self, "rows", kind in (WindowKind.FULL, WindowKind.FULL_OVERLAP))
+        put(self, "rows_overlap", kind is WindowKind.FULL_OVERLAP)
 
     @classmethod
     def parse(cls, text: str, profile: Profile) -> WindowPolicy:
@@ -79,21 +92,6 @@ class WindowPolicy:
     def __str__(self) -> str:
         return f"{self.kind.value}:{self.every_tokens}" if self.every_tokens else self.kind.value
 
-    @property
-    def output_edge_on_ssd(self) -> bool:
-        """Whether the last edge of the output goes to SSD."""
-        return self.kind in _AT_ENDPOINTS
-
-    @property
-    def rows(self) -> bool:
-        """Whether the window rows of every token go to SSD."""
-        return self.kind in (WindowKind.FULL, WindowKind.FULL_OVERLAP)
-
-    @property
-    def rows_overlap(self) -> bool:
-        """Whether the overlap at each block's end goes with the rows."""
-        return self.kind is WindowKind.FULL_OVERLAP
-
     def pool_edges(
         self, profile: Profile, *, prompt_tokens: int, after: int, branch_at: int = 0
     ) -> tuple[int, ...]:
@@ -109,6 +107,8 @@ class WindowPolicy:
         self, profile: Profile, *, prompt_tokens: int, after: int, branch_at: int = 0
     ) -> tuple[int, ...]:
         """Edges > `after` inside the prompt whose state goes to SSD, ascending."""
+        if self.kind is WindowKind.ENDPOINTS:
+            return self.pool_edges(profile, prompt_tokens=prompt_tokens, after=after, branch_at=branch_at)
         edges: set[int] = set()
         if self.kind in _AT_ENDPOINTS:
             branch = 0 if self.kind is WindowKind.ENDPOINTS_ONLY else branch_at
@@ -124,7 +124,8 @@ def last_usable_edge(profile: Profile, prompt_tokens: int) -> int:
 
     0 when there is none (n <= block_tokens).
     """
-    return max(prompt_tokens - 1, 0) // profile.block_tokens * profile.block_tokens
+    size = profile.block_tokens
+    return (prompt_tokens - 1) // size * size if prompt_tokens > 0 else 0
 
 
 # ---- the disk's share for states -------------------------------------------------------------------------------

@@ -138,6 +138,10 @@ class StatePool:
         entry = self._find(namespace, key)
         return entry is None or self._is_over(entry, now) or _may_replace(entry, lineage)
 
+    def has(self, namespace: NamespaceDigest) -> bool:
+        """Whether any state of the namespace is here."""
+        return namespace in self._spaces
+
     def held_along(
         self, namespace: NamespaceDigest, keys: Sequence[BlockKey], *, block_tokens: int, now: float
     ) -> list[tuple[int, Lineage]]:

@@ -33,15 +33,13 @@ from kvstore.v1 import cache_pb2_grpc
 class CacheServicer(cache_pb2_grpc.CacheServicer):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.check_ready = engine.check_ready
         self._handoffs = HandoffCalls(engine)
         self._lookups = LookupCalls(engine)
         self._fetches = FetchCalls(engine)
         self._maps = MapCalls(engine)
         self._arenas = ArenaCalls(engine)
         self._sessions = SessionCalls(engine)
-
-    def check_ready(self) -> None:
-        self._engine.check_ready()
 
     def _session(self, context: Context) -> Session:
         for key, value in context.invocation_metadata() or ():

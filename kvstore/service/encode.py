@@ -118,11 +118,21 @@ def _costs_of(serialized: bytes) -> Costs:
     return Costs(**rates, tile_tokens=message.tile_tokens)
 
 
-@lru_cache(COSTS_KEPT)
+# By identity: plan after plan is priced with the same object, and hashing it looks at all rates.
+_written: dict[int, tuple[Costs, pb.Costs]] = {}
+
+
 def put_costs(costs: Costs) -> pb.Costs:
     """To be copied, not changed."""
+    known = _written.get(id(costs))
+    if known is not None:
+        return known[1]
     rates = {name: getattr(costs, name) for name in _RATES}
-    return pb.Costs(**rates, tile_tokens=costs.tile_tokens)
+    message = pb.Costs(**rates, tile_tokens=costs.tile_tokens)
+    if len(_written) >= COSTS_KEPT:
+        _written.clear()
+    _written[id(costs)] = costs, message
+    return message
 
 
 def take_exactness(value: int) -> Exactness | None:

@@ -6,6 +6,7 @@ Everything here runs in the event loop's thread; what blocks goes through the wr
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
@@ -94,7 +95,8 @@ class Engine:
         self.activity = Activity(self._open_work)
         self.counts: Counter[str] = Counter()
         self.lookup_seconds = 0.0
-        """Of Lookup calls from the message to the answer, without what they waited for others."""
+        """Of Lookup calls from the message to the answer, without what they waited for others, but with the turns that long ones
+        gave them."""
         self.loop = LoopWatch()
         self.ready = False
         self.draining = False
@@ -140,44 +142,44 @@ class Engine:
 
     def lookup(
         self,
-        namespace: bytes,
+        namespace: NamespaceDigest,
         keys: Sequence[bytes],
         *,
         prompt_tokens: int,
         costs: Costs,
         session: str,
         lease: bool,
-        exactness: Exactness | None = None,
+        exact_only: bool,
         counted: bool = True,
         measured: bool = True,
+        held: array[int] | None = None,
     ) -> LookupResult:
         """As Core.lookup. Rates of `costs` that are zero are not known, and completed; those that come with a lease, and were
-        `measured`, are remembered for others. `exactness` None: EXACT, but for models that were trained for a bounded replay.
-        `counted` False: for a look whose answer nobody is given."""
+        `measured`, are remembered for others. `counted` False: for a look whose answer nobody is given."""
         if lease:
             self.check_open()
-        info = self.core.namespace(namespace)
+        mono = self.time.monotonic()
         found = self.core.lookup(
             namespace,
             keys,
             prompt_tokens=prompt_tokens,
-            costs=self.rates.complete(info.digest, costs),
+            costs=self.rates.complete(namespace, costs),
             session=session,
             lease=lease,
-            exact_only=is_exact_only(info.profile, exactness),
-            now_mono=self.time.monotonic(),
-            now_wall=self.time.wall(),
+            exact_only=exact_only,
+            held=held,
+            now_mono=mono,
+            now_wall=self.time.wall_at(mono),
         )
         if lease and measured:
-            self.rates.report(info.digest, costs)
-        if not counted:
-            return found
-        counts, plan = self.counts, found.plan
-        counts["lookups_total"] += 1
-        counts["lookup_tokens_total"] += prompt_tokens
-        counts["lookup_hit_tokens_total"] += plan.compute_from
-        counts[_PLAN_COUNTS[plan.state_source]] += 1
-        counts["lookup_hits_total" if plan.compute_from else "lookup_misses_total"] += 1
+            self.rates.report(namespace, costs)
+        if counted:
+            way, counts = found.plan.chosen, self.counts
+            counts["lookups_total"] += 1
+            counts["lookup_tokens_total"] += prompt_tokens
+            counts["lookup_hit_tokens_total"] += way.compute_from
+            counts[_PLAN_COUNTS[way.state_source]] += 1
+            counts["lookup_hits_total" if way.compute_from else "lookup_misses_total"] += 1
         return found
 
     def lease(self, lease_id: int, session: str) -> Lease:

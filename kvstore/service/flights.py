@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvstore.core import LookupResult
 from kvstore.core.flights import STATES_SECONDS, Flight, FlightTable, patience
@@ -23,8 +24,7 @@ SHORTEST_WAIT_SECONDS = 0.001
 """The event loop's clock is no finer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """What a lookup asks about. `keys`: of its whole blocks of `block_tokens` tokens; `session`: whose lookup it is;
     `exact_only`: approximate blocks are of no use to it."""
 
@@ -114,7 +114,7 @@ class Flights:
                 self._waiting_keys -= len(prompt.keys)
             async with self._turns:
                 await asyncio.sleep(0)
-            _check_open(session)
+            check_open(session)
             if not self.table.is_open(target.flight) and target.flight.unseen:
                 inherits = True
         if not waited:
@@ -137,6 +137,10 @@ class Flights:
         )
         self.inherited_total += flight is not None and inherits
         return flight
+
+    @property
+    def are_open(self) -> bool:
+        return len(self.table) > 0
 
     def ahead(self, prompt: Prompt, found: LookupResult) -> tuple[int, float]:
         """(blocks right after those held that other sessions compute or write, seconds since the first was announced)."""
@@ -195,7 +199,7 @@ class Flights:
             left.remove(waiter)
             if not left:
                 del self._waiters[number]
-        _check_open(session)
+        check_open(session)
 
     # ---- what happens to flights --------------------------------------------------------------------------------
 
@@ -246,7 +250,8 @@ class Flights:
                 _wake(waiter)
 
 
-def _check_open(session: Session) -> None:
+def check_open(session: Session) -> None:
+    """Raise UnknownSession where it has ended."""
     if session.ended.done():
         raise UnknownSession("the session ended during the call", field="kvstore-session", value=session.id)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from kvstore.errors import ConfigError
 from kvstore.service.admin_servicer import AdminServicer
@@ -80,7 +81,7 @@ class Listeners:
         server = grpc.aio.server(options=self._message_limits(), maximum_concurrent_rpcs=CALLS_MAX)
         self._add(server, cache, CACHE, ADMIN)
         admin = AdminServicer(self._engine, on_drain=lambda: self.set_serving(False))
-        cast(Any, cache_pb2_grpc).add_AdminServicer_to_server(admin, server)
+        cast(Any, cache_pb2_grpc).add_AdminServicer_to_server(admin, _ByName(server))
         try:
             server.add_insecure_port(f"unix:{self._socket}")
         except RuntimeError as error:
@@ -123,13 +124,16 @@ class Listeners:
 
     def _add(self, server: grpc.aio.Server, cache: CacheServicer, *services: str) -> None:
         """What both have, and a list of `services` for who asks what is there."""
-        # Before and after: the first handler of a name counts where all are generic, and the last where some are registered.
+        by_name = _ByName(server)
+        # Before the others: the first handler of a name counts.
         raw = {"Fetch": _fetch_handler(cache)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(CACHE, raw),))
-        cast(Any, cache_pb2_grpc).add_CacheServicer_to_server(cache, server)
-        server.add_registered_method_handlers(CACHE, raw)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        by_name.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(CACHE, raw),))
+        cast(Any, cache_pb2_grpc).add_CacheServicer_to_server(cache, by_name)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, by_name)
+        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+            reflection.aio.ReflectionServicer(names), by_name
+        )
 
     def _message_limits(self) -> list[tuple[str, Any]]:
         received = max(RECEIVED_BYTES_MIN, RECEIVED_BYTES_PER_KEY * self._engine.config.keys)
@@ -137,6 +141,22 @@ class Listeners:
             ("grpc.max_send_message_length", SENT_BYTES_MAX),
             ("grpc.max_receive_message_length", received),
         ]
+
+
+class _ByName:
+    """A server as generated code adds handlers to it: all of them are found by their names, and none is registered. gRPC
+    waits for the next call of each registered method by itself, and begins to wait for all of them anew after every call:
+    with forty methods that took a twentieth of the time of a
+    lookup."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
+        """They have been added by name."""
 
 
 def _fetch_handler(cache: CacheServicer) -> Any:

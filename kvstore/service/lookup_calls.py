@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
+from kvstore.core.held import SLOTS_AT_ONCE
 from kvstore.errors import InvalidArgument
 from kvstore.service import encode
 from kvstore.service.delivery import send_head
 from kvstore.service.engine import NO_SESSION, Engine, is_exact_only
-from kvstore.service.flights import Prompt, Waited
+from kvstore.service.flights import Prompt, Waited, check_open
 from kvstore.service.session import Session
 from kvstore.service.status import Context
+from kvstore.service.turns import by_turns
 from kvstore.v1 import cache_pb2 as pb
 
 WAIT_SECONDS_MAX = 3600.0
@@ -36,28 +38,34 @@ class LookupCalls:
                         allowed="0 without `lease`",
                     )
         info = engine.core.namespace(encode.take_digest(request.namespace))
+        exact_only = is_exact_only(info.profile, encode.take_exactness(request.exactness))
+        own, tokens = NO_SESSION if session is None else session.id, request.prompt_tokens
         keys = encode.split_keys(request.keys, most=engine.config.keys)
-        exactness = encode.take_exactness(request.exactness)
-        prompt = Prompt(
-            NO_SESSION if session is None else session.id,
-            info.digest,
-            keys,
-            request.prompt_tokens,
-            info.profile.block_tokens,
-            exact_only=is_exact_only(info.profile, exactness),
-        )
         look = partial(
             engine.lookup,
             info.digest,
             keys,
-            prompt_tokens=request.prompt_tokens,
+            prompt_tokens=tokens,
             costs=encode.take_costs(request.costs),
             measured=not request.assumed_costs,
-            exactness=exactness,
-            session=prompt.session,
+            exact_only=exact_only,
+            session=own,
         )
+        if len(keys) > SLOTS_AT_ONCE and not wait_seconds:
+            # Others have turns in between; from what this finds to the answer nothing waits. Who waits for a flight looks in
+            # one go, since who wakes first announces before the next one looks.
+            look = partial(look, held=await by_turns(engine.core.finding(info.digest, keys)))
+            if session is not None:
+                check_open(session)
+        if not (wait_seconds or request.announce or engine.flights.are_open):
+            found = look(lease=request.lease)
+            reply = encode.put_lookup(found, lease_seconds=engine.core.lease_seconds)
+            if found.plan.wait_for:
+                reply.blocks_in_flight = len(found.plan.wait_for)
+            return reply
+        prompt = Prompt(own, info.digest, keys, tokens, info.figures.block_tokens, exact_only)
         waited = Waited()
-        if session is not None and wait_seconds:
+        if wait_seconds and session is not None:
             waited = await engine.flights.wait(
                 prompt, session, seconds=wait_seconds, look=partial(look, lease=False, counted=False)
             )
@@ -69,12 +77,12 @@ class LookupCalls:
         blocks, seconds = engine.flights.ahead(prompt, found)
         if blocks:
             reply.blocks_in_flight, reply.in_flight_seconds = blocks, seconds
-        if session is not None and request.announce:
+        if request.announce:
             flight = engine.flights.announce(prompt, found, inherits=waited.inherits)
             reply.flight_id = 0 if flight is None else flight.flight_id
         if wait_seconds or request.announce:
             # A call that cannot wait is over in a millisecond, and is not made slower.
-            undo = partial(self._undo, reply.lease_id, reply.flight_id, prompt.session)
+            undo = partial(self._undo, reply.lease_id, reply.flight_id, own)
             await send_head(context, undo=undo)
         return reply
 

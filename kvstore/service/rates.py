@@ -53,11 +53,12 @@ class Rates:
 
     def report(self, namespace: NamespaceDigest, given: Costs) -> None:
         """A caller has measured these: they hold for others of the namespace that know less."""
-        if given == UNKNOWN:
-            return
         last = self._reported.get(namespace)
-        if last is not None and last[0] == given:
+        # Mostly it is the same object, which takes no comparison of all rates.
+        if last is not None and (last[0] is given or last[0] == given):
             self._reported.move_to_end(namespace)
+            return
+        if given == UNKNOWN:
             return
         self._reported.pop(namespace, None)
         self._reported[namespace] = given, _filled(given, UNKNOWN if last is None else last[1])

@@ -18,7 +18,7 @@ class ServiceTime:
     """
 
     def __init__(self, clock: Clock, *, not_before: float = 0.0) -> None:
-        self._clock = clock
+        self.monotonic = clock.monotonic
         self._start = clock.monotonic()
         self._wall_at_start = _usable(max(clock.wall(), not_before))
 
@@ -26,14 +26,15 @@ class ServiceTime:
         """Move the start to `wall` if that is later."""
         self._wall_at_start = _usable(max(self._wall_at_start, wall))
 
-    def monotonic(self) -> float:
-        return self._clock.monotonic()
-
     def wall(self) -> float:
-        return self._wall_at_start + (self._clock.monotonic() - self._start)
+        return self.wall_at(self.monotonic())
+
+    def wall_at(self, monotonic: float) -> float:
+        """Wall seconds at this monotonic time."""
+        return self._wall_at_start + (monotonic - self._start)
 
     def uptime(self) -> float:
-        return self._clock.monotonic() - self._start
+        return self.monotonic() - self._start
 
 
 def _usable(wall: float) -> float:

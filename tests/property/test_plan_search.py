@@ -200,7 +200,7 @@ def test_no_way_is_cheaper_than_the_plan(profile: Profile, exact_only: bool, dat
     coverage = data.draw(coverages(profile.block_tokens, most))
     n = data.draw(lengths(profile.block_tokens, most + 1))
     # A prompt leaves what is held only where it goes on itself.
-    coverage = replace(coverage, branch_at=coverage.branch_at if coverage.branch_at < n else 0)
+    coverage = coverage._replace(branch_at=coverage.branch_at if coverage.branch_at < n else 0)
     costs = data.draw(all_costs)
     policy = data.draw(policies(profile))
     result = plan(profile, coverage, prompt_tokens=n, costs=costs, policy=policy, exact_only=exact_only)
@@ -271,7 +271,7 @@ def test_the_shipped_profiles_are_planned_as_cheaply_as_can_be(profile: Profile,
     size = profile.block_tokens
     coverage = data.draw(coverages(size, 70))
     n = data.draw(lengths(size, 72))
-    coverage = replace(coverage, branch_at=coverage.branch_at if coverage.branch_at < n else 0)
+    coverage = coverage._replace(branch_at=coverage.branch_at if coverage.branch_at < n else 0)
     costs = Costs(
         seconds_per_layer_token=data.draw(st.floats(1e-7, 1e-3)),
         seconds_per_ssd_byte=data.draw(st.floats(1e-11, 1e-6)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -468,7 +468,7 @@ def test_the_flights_of_a_namespace_end_together() -> None:
 async def test_who_needs_exact_blocks_does_not_wait_for_approximate_ones() -> None:
     made = rig()
     found = made.look()
-    found = replace(found, plan=replace(found.plan, exactness=Exactness.BOUNDED))
+    found = found._replace(plan=found.plan._replace(exactness=Exactness.BOUNDED))
     flight = made.flights.announce(made.prompt("owner"), found, inherits=False)
     assert flight is not None
     assert not flight.exact
@@ -476,7 +476,7 @@ async def test_who_needs_exact_blocks_does_not_wait_for_approximate_ones() -> No
     assert waited == Waited()
     loose = asyncio.create_task(
         made.flights.wait(
-            replace(made.prompt("loose"), exact_only=False),
+            made.prompt("loose")._replace(exact_only=False),
             made.session("loose"),
             seconds=60.0,
             look=made.look,
