@@ -27,8 +27,8 @@ def evict(live: Live, need_bytes: int, *, prefer_states: bool, now_wall: float) 
             left.append(_evict_state(live, oldest))
             freed += left[-1].place.length
             if len(left) >= ITEMS_AT_ONCE:
-                yield left
-                left = []
+                yield left[:]
+                left.clear()
     for slot in _victims(live, lambda: len(left) >= ITEMS_AT_ONCE):
         if freed >= need_bytes:
             break
@@ -43,7 +43,7 @@ def evict(live: Live, need_bytes: int, *, prefer_states: bool, now_wall: float) 
             live.totals["evicted_blocks_total"] += early
             live.totals["evicted_states_total"] += len(gone) - 1
             freed += sum(each.place.length for each in gone)
-            left += gone
+            left.extend(gone)
     yield left
 
 
