@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from kvstore.core.base import Dropped, Gone, Relocated
 from kvstore.core.index import NO_SLOT
@@ -27,35 +27,35 @@ def evict(live: Live, need_bytes: int, *, prefer_states: bool, now_wall: float) 
             left.append(_evict_state(live, oldest))
             freed += left[-1].place.length
             if len(left) >= ITEMS_AT_ONCE:
-                yield left
-                left = []
-    for slot in _victims(live):
-        if slot is None or len(left) >= ITEMS_AT_ONCE:
-            yield left
-            left = []
+                yield left[:]
+                left.clear()
+    for slot in _victims(live, lambda: len(left) >= ITEMS_AT_ONCE):
         if freed >= need_bytes:
             break
+        if slot is None:
+            yield left[:]
+            left.clear()
         # Older than its children by no route: what still has a child here, a held child keeps.
-        if slot is not None and live.index.is_childless(slot) and not live.holds.is_held(slot):
+        elif live.index.is_childless(slot) and not live.holds.is_held(slot):
             early = live.index.used[slot] + live.retention_seconds > now_wall
             gone = live.remove_block(slot)
             live.totals["retention_shortfall_total" if early else "expired_blocks_total"] += 1
             live.totals["evicted_blocks_total"] += early
             live.totals["evicted_states_total"] += len(gone) - 1
             freed += sum(each.place.length for each in gone)
-            left += gone
+            left.extend(gone)
     yield left
 
 
-def _victims(live: Live) -> Iterator[int | None]:
-    """Blocks, least recently used first; None after each VISITS_AT_ONCE, when others may have a turn. Where the next block
-    has been used or has left meanwhile, it begins anew, a few times at most."""
+def _victims(live: Live, is_turn: Callable[[], bool]) -> Iterator[int | None]:
+    """Blocks, least recently used first; None after each VISITS_AT_ONCE, and where `is_turn`, when others may have a turn, and
+    only then. Where the next block has been used or has left meanwhile, it begins anew, a few times at most."""
     ranks, index = live.ranks, live.index
     begins = 0
     start = NO_SLOT
     while begins < BEGINS_MAX:
         for seen, slot in enumerate(ranks.victims(start)):
-            if seen == VISITS_AT_ONCE:
+            if seen == VISITS_AT_ONCE or is_turn():
                 start, used = slot, index.used[slot]
                 yield None
                 if not index.is_live(start) or index.used[start] != used:

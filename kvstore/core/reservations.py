@@ -18,7 +18,8 @@ from kvstore.types import BlockKey, ItemId, NamespaceDigest
 @dataclass(slots=True, eq=False)
 class Reservation:
     """Items that one session may write. `builds_on`: keys of the blocks that they follow and that others hold or write;
-    `held_slots`: those of them that are in the index. `over`: it has ended. `writing`: its bytes are on their way to the log, and its end is
+    `held_slots`: those of them that are in the index. `undecided`: items that were asked for beside those granted, while it is being
+    made. `over`: it has ended. `writing`: its bytes are on their way to the log, and its end is
     the commit's to decide. `void`: its namespace was cleared meanwhile, so that nothing of it may become visible."""
 
     reservation_id: int
@@ -27,6 +28,7 @@ class Reservation:
     granted: list[Granted]
     born: float
     deadline: float
+    undecided: int = 0
     builds_on: set[BlockKey] = field(default_factory=set)
     held_slots: set[int] = field(default_factory=set)
     writing: bool = False
@@ -90,6 +92,7 @@ class ReservationTable:
         self._builders: dict[tuple[NamespaceDigest, BlockKey], set[int]] = {}
         self._deadlines = Deadlines()
         self._items = 0
+        self._undecided = 0
         self._unswept: deque[Reservation] = deque()
 
     def __len__(self) -> int:
@@ -107,11 +110,12 @@ class ReservationTable:
         """Raise LimitExceeded unless one more of so many items may be made."""
         numbers = self._sessions.get(session, ())
         mine = len(numbers)
-        own = sum(len(self._open[number].granted) for number in numbers)
+        # What others are about to be granted counts, or calls side by side would be given the same room.
+        own = sum(len(each.granted) + each.undecided for each in map(self._open.__getitem__, numbers))
         for name, value, most in (
             ("reservations", len(self._open) + 1, self._most),
             ("reservations_per_session", mine + 1, self._most_per_session),
-            ("reserved_items_in_all", self.in_flight + items, self._most_items),
+            ("reserved_items_in_all", self._items + self._undecided + items, self._most_items),
             ("reserved_items_per_session", own + items, self._most_items_per_session),
         ):
             if value > most:
@@ -136,23 +140,31 @@ class ReservationTable:
         return self._open.get(reservation_id)
 
     def begin(
-        self, reservation_id: int, session: str, namespace: NamespaceDigest, *, now: float
+        self, reservation_id: int, session: str, namespace: NamespaceDigest, *, undecided: int, now: float
     ) -> Reservation:
-        """One of no items yet."""
-        made = Reservation(reservation_id, session, namespace, [], now, now + self._seconds)
+        """One of no items yet, with room for `undecided`."""
+        made = Reservation(reservation_id, session, namespace, [], now, now + self._seconds, undecided)
+        self._undecided += undecided
         self._open[reservation_id] = made
         self._sessions.setdefault(session, set()).add(reservation_id)
         self._deadlines.set(reservation_id, made.deadline)
         return made
 
     def grant(
-        self, made: Reservation, granted: Sequence[Granted], builds_on: Mapping[BlockKey, int | None]
+        self,
+        made: Reservation,
+        granted: Sequence[Granted],
+        builds_on: Mapping[BlockKey, int | None],
+        *,
+        undecided: int,
     ) -> None:
-        """More items for it, which nobody has. `builds_on`: slots of the blocks outside the reservation that they follow,
-        None where another reservation is still writing it. They are not evicted while the reservation lives, once they are
-        in the index."""
+        """More items for it, which nobody has; `undecided` are left to be decided about. `builds_on`: slots of the blocks outside
+        the reservation that they follow, None where another reservation is still writing it. They are not evicted while the
+        reservation lives, once they are in the index."""
         namespace = made.namespace
         made.granted += granted
+        self._undecided -= made.undecided - undecided
+        made.undecided = undecided
         self._items += len(granted)
         for each in granted:
             self._in_flight[namespace, each.item.item_id] = made, each
@@ -195,6 +207,7 @@ class ReservationTable:
         self._deadlines.discard(reservation.reservation_id)
         reservation.over = True
         self._items -= len(reservation.granted)
+        self._undecided -= reservation.undecided
         self._unswept.append(reservation)
         for slot in reservation.held_slots:
             self._holds.release(slot, reservation.reservation_id)

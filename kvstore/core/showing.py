@@ -50,6 +50,8 @@ def _show(
     for number, granted in enumerate(reservation.granted, 1):
         if number % ITEMS_AT_ONCE == 0:
             yield
+            # Others may have leased it meanwhile.
+            unleased.clear()
         item = granted.item
         written = results.get(item.item_id)
         if written is None:

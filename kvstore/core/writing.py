@@ -70,7 +70,9 @@ def reserve(
             "an item is named twice", field="items", value=len(items), allowed="each item once"
         )
     live.reservations.check_room(session, len(items))
-    made = live.reservations.begin(live.next_number(), session, info.digest, now=now_mono)
+    made = live.reservations.begin(
+        live.next_number(), session, info.digest, undecided=len(items), now=now_mono
+    )
     try:
         outcomes = yield from _claim(live, made, info, items, now_wall)
     except BaseException:
@@ -92,24 +94,31 @@ def _claim(
     for first in range(0, len(items), ITEMS_AT_ONCE):
         if first:
             yield
-            if made.over:
-                raise UnknownReservation(
-                    "the reservation ended while it was being made, with its session or by a clear",
-                    field="reservation_id",
-                    value=made.reservation_id,
-                    allowed="reserving again",
-                )
+            _check_not_over(made)
+            # Others may have leased it meanwhile.
+            claim.unleased.clear()
         for index in range(first, min(first + ITEMS_AT_ONCE, len(items))):
             outcomes.append(_decide(live, claim, index, items[index]))
-        live.reservations.grant(made, claim.granted, claim.builds_on)
+        live.reservations.grant(made, claim.granted, claim.builds_on, undecided=len(items) - len(outcomes))
         claim.granted, claim.builds_on = [], {}
     for number, slot in enumerate(claim.used, 1):
         if number % ITEMS_AT_ONCE == 0:
             yield
+            _check_not_over(made)
         # A clear may have come in between.
         if live.index.is_live(slot):
             live.touch(slot, now_wall)
     return outcomes
+
+
+def _check_not_over(made: Reservation) -> None:
+    if made.over:
+        raise UnknownReservation(
+            "the reservation ended while it was being made, with its session or by a clear",
+            field="reservation_id",
+            value=made.reservation_id,
+            allowed="reserving again",
+        )
 
 
 def _check_item(info: NamespaceInfo, index: int, item: ReserveItem) -> None:

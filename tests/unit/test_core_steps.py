@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvstore.core import Core, Gone, Limits, ReserveItem, ReserveOutcome, ReserveResult
 from kvstore.core.steps import ITEMS_AT_ONCE, Steps
-from kvstore.errors import UnknownReservation
+from kvstore.errors import LimitExceeded, UnknownReservation
 from kvstore.service.loopwatch import LoopWatch
-from kvstore.types import BlockKey, ItemKind
+from kvstore.types import BlockKey, ItemKind, Lineage
 from tests.support.core import EAGER, TINY, B, CoreRig
 from tests.support.scale import CHAIN_BLOCKS, NOW, big_core
 
@@ -25,6 +26,12 @@ def long_chain(core_root: bytes, count: int) -> list[ReserveItem]:
         ReserveItem(key, ItemKind.BLOCK, parents[number], (number + 1) * B, TINY.block_bytes)
         for number, key in enumerate(keys)
     ]
+
+
+def first_blocks(root: bytes, seed: int, count: int) -> list[ReserveItem]:
+    """Of as many prompts."""
+    keys = [BlockKey(bytes([seed]) * 4 + number.to_bytes(28, "little")) for number in range(count)]
+    return [ReserveItem(key, ItemKind.BLOCK, root, B, TINY.block_bytes) for key in keys]
 
 
 def ending_in(ends: list[Any], steps: Steps[Any, Any]) -> Iterator[None]:
@@ -161,6 +168,91 @@ def test_a_reservation_that_ends_between_two_steps_leaves_nothing(way: str) -> N
     assert rig.core.statistics().in_flight == 1
     [again] = rig.reserve(items[:1], session="third").outcomes
     assert again.outcome is ReserveOutcome.IN_FLIGHT
+
+
+@pytest.mark.parametrize("way", ["session", "clear"])
+def test_a_reservation_of_what_is_held_that_ends_between_two_steps_says_so(way: str) -> None:
+    rig = CoreRig()
+    items = long_chain(rig.main, 3 * ITEMS_AT_ONCE)
+    rig.write(items)
+    steps = rig.core.reserving("w", rig.main, items, **rig.now)
+    # The last steps only note what was used.
+    for _ in range(7):
+        next(steps)
+    if way == "session":
+        rig.core.end_session("w", 0.0)
+    else:
+        rig.core.clear(rig.main)
+    with pytest.raises(UnknownReservation, match="reservation_id"):
+        for _ in steps:
+            pass
+    assert rig.core.open_work == 0
+    rig.core.check_integrity()
+
+
+def test_reservations_side_by_side_are_given_no_more_than_one_after_the_other() -> None:
+    most = 3 * ITEMS_AT_ONCE
+    asked = most // 2 + 100
+    rig = CoreRig(limits=Limits(reserved_items_per_session=most))
+    under_way = [
+        rig.core.reserving("w", rig.main, first_blocks(rig.main, number, asked), **rig.now)
+        for number in range(4)
+    ]
+    refused = 0
+    while under_way:
+        for steps in list(under_way):
+            try:
+                next(steps)
+            except StopIteration:
+                under_way.remove(steps)
+            except LimitExceeded:
+                under_way.remove(steps)
+                refused += 1
+    assert refused == 3
+    assert rig.core.statistics().in_flight == asked
+    rig.core.end_session("w", 0.0)
+    rig.reserve(first_blocks(rig.main, 5, most))
+    assert rig.core.statistics().in_flight == most
+
+
+def test_what_is_leased_between_two_steps_of_a_commit_is_not_replaced() -> None:
+    rig = CoreRig(limits=Limits())
+    count = 3 * ITEMS_AT_ONCE
+    items = long_chain(rig.main, count)
+    rig.write([replace(item, lineage=Lineage.BOUNDED) for item in items])
+    made = rig.reserve(items)
+    assert made.reservation_id is not None
+    results = {
+        each.item.item_id: rig.written(each.item) for each in rig.core.commit_list(made.reservation_id, "w")
+    }
+    committing = rig.core.committing(made.reservation_id, "w", results, **rig.now)
+    next(committing)
+    lease_id = rig.core.lookup(
+        rig.main,
+        [item.key for item in items],
+        prompt_tokens=count * B + 1,
+        costs=EAGER,
+        session="r",
+        lease=True,
+        exact_only=False,
+        **rig.now,
+    ).lease_id
+    assert lease_id is not None
+    lease = rig.core.lease(lease_id, "r", rig.clock.monotonic())
+    before = rig.core.fetch_places(lease, first_block=0, block_count=count)
+    for _ in committing:
+        pass
+    assert rig.core.fetch_places(lease, first_block=0, block_count=count) == before
+
+
+def test_what_leaves_between_two_steps_of_an_eviction_leaves_once() -> None:
+    core, _, _ = big_core(BLOCKS)
+    gone: list[Gone] = []
+    for part in core.eviction(1 << 40, prefer_states=False, now_wall=NOW):
+        gone += [*part, *core.expire_blocks(NOW + 1e9, limit=5)]
+        core.check_integrity()
+    assert len({each.item for each in gone}) == len(gone)
+    assert core.statistics().blocks == BLOCKS - len(gone)
 
 
 def test_a_session_s_end_and_due_leases_go_in_steps() -> None:
