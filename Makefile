@@ -13,7 +13,7 @@ help:
 	@echo "make test    everything that must hold (needs no GPU, under 10 minutes on two cores)"
 	@echo "make check   format, lint, types, import layers: seconds"
 	@echo "make mutations  break the SSD engine on purpose, one promise at a time; fails unless a test notices each"
-	@echo "make chaos-tools  install what kvstore chaos needs from Debian, where it is missing (as root)"
+	@echo "make chaos-tools  install what kvstore chaos and tests across hosts need from Debian, where it is missing (as root)"
 	@echo "make bench-peers  kvstore beside LMCache, Mooncake and AIBrix, which it installs outside the tree (ARGS=--quick)"
 	@echo "make proto   generate kvstore/v1 again from proto/"
 	@echo "make clean   remove the environment and caches"
@@ -54,9 +54,10 @@ types: $(VENV)/.test
 layers: $(VENV)/.test
 	$(BIN)/lint-imports
 
-# Programs of `kvstore chaos` with the Debian packages that bring them; nbdkit's plugin for Python is a file.
-CHAOS_PACKAGES := nbdkit nbdkit-plugin-python libnbd-bin mount xfsprogs e2fsprogs btrfs-progs
-CHAOS_PROGRAMS := nbdkit nbdfuse mount losetup mkfs.xfs mkfs.ext4 mkfs.btrfs btrfs
+# Programs of `kvstore chaos`, and of the tests across hosts, with the Debian packages that bring them; nbdkit's plugin for
+# Python is a file.
+CHAOS_PACKAGES := nbdkit nbdkit-plugin-python libnbd-bin mount xfsprogs e2fsprogs btrfs-progs iproute2
+CHAOS_PROGRAMS := nbdkit nbdfuse mount losetup mkfs.xfs mkfs.ext4 mkfs.btrfs btrfs ip tc ss
 
 chaos-tools:
 	@missing=; for name in $(CHAOS_PROGRAMS); do \

@@ -1,5 +1,6 @@
 """Client of the cache service: grpcio and protobuf are all that it needs."""
 
+from kvstore_client.address import InProcessAddress
 from kvstore_client.client import CacheClient, Lookup
 from kvstore_client.flight import Flight
 from kvstore_client.handoff import HandoffTake
@@ -38,6 +39,7 @@ __all__ = [
     "FetchedSlice",
     "Flight",
     "HandoffTake",
+    "InProcessAddress",
     "Lease",
     "Lookup",
     "MappedItem",

@@ -1,11 +1,13 @@
-"""Where a service is, and what lets a client in: a directory on this machine, or a host and a port."""
+"""Where a service is, and what lets a client in: a directory on this machine, a host and a port, or this process."""
 
 from __future__ import annotations
 
 import os
 import re
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import grpc
@@ -71,7 +73,34 @@ class RemoteAddress:
         return f"{_SCHEME}{self.host}:{self.port}"
 
 
-Address = LocalAddress | RemoteAddress
+class ServiceHere(Protocol):
+    """A service of this process, as kvstore.service.inprocess.InProcessService is one."""
+
+    def open_session(self) -> Future[Any]:
+        """A session as kvstore_client.link_base.SessionLike; KvstoreError where there is none."""
+
+    def channel(self) -> Any:
+        """As much of grpc.Channel as generated stubs use."""
+
+    def async_channel(self) -> Any:
+        """The same of grpc.aio.Channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class InProcessAddress:
+    """Calls go to `service` without sockets and without being serialised."""
+
+    service: ServiceHere
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def __str__(self) -> str:
+        return "in-process"
+
+
+Address = LocalAddress | RemoteAddress | InProcessAddress
 
 
 def parse_address(
@@ -102,12 +131,12 @@ def parse_address(
     for name, given in (("token", token), ("ca", ca), ("insecure", insecure or None)):
         if given is not None:
             raise InvalidArgument(
-                "a directory needs none",
+                "only TCP needs it",
                 field=name,
                 value="given",
                 allowed=f"with an address {_SCHEME}host:port only",
             )
-    return text if isinstance(text, LocalAddress) else _local(Path(text).absolute())
+    return text if isinstance(text, LocalAddress | InProcessAddress) else _local(Path(text).absolute())
 
 
 def _local(directory: Path) -> LocalAddress:

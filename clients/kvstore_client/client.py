@@ -48,7 +48,8 @@ class Lookup(LookupAnswer):
 
 class CacheClient:
     """Talks to the service at `address`: the directory in which its sockets, kvstore.sock and session.sock, lie, or
-    `tcp://host:port` for one on another machine; or what parse_address made of either. `owner` is a name for logs.
+    `tcp://host:port` for one on another machine; what parse_address made of either; or InProcessAddress(service) for one in
+    this process. `owner` is a name for logs.
 
     To another machine goes TLS: `ca` is a PEM file of the certificates that the service's must come from, without it the
     system's; `token` is what lets a client in, or a Path of a file that holds it. `insecure` leaves TLS out: whoever is on

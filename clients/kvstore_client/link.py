@@ -21,7 +21,7 @@ from kvstore.errors import (
     UnknownSession,
     UnknownTicket,
 )
-from kvstore_client.address import Address, LocalAddress, RemoteAddress
+from kvstore_client.address import Address, InProcessAddress, LocalAddress, RemoteAddress
 from kvstore_client.calls import Call
 from kvstore_client.failures import translated
 from kvstore_client.fetching import Fetching
@@ -32,6 +32,7 @@ from kvstore_client.link_base import (
     LinkBase,
     SessionLike,
     dropped,
+    no_session_here,
     too_slow,
 )
 from kvstore_client.remote import open_remote_session
@@ -140,9 +141,14 @@ class Link(LinkBase):
         timeout = self.deadlines.connect
         if isinstance(self.address, LocalAddress):
             return open_session(self.address.session_path, timeout=timeout, clock=self._clock)
+        if isinstance(self.address, InProcessAddress):
+            return session_here(self.address, timeout=timeout)
         return open_remote_session(self.address, self._channel(), timeout=timeout)
 
     def _channel(self) -> grpc.Channel:
+        if isinstance(self.address, InProcessAddress):
+            made: grpc.Channel = self.address.service.channel()
+            return made
         credentials = self.address.credentials() if isinstance(self.address, RemoteAddress) else None
         if credentials is None:
             return grpc.insecure_channel(self.address.target, options=self._options)
@@ -170,7 +176,7 @@ class Link(LinkBase):
             return
         try:
             # The way there may be longer than a look at a socket takes.
-            open_remote_session(self.address, self._channel(), timeout=self.deadlines.connect).close()
+            self._open_session().close()
         except Unavailable:
             raise
         except KvstoreError:
@@ -326,6 +332,15 @@ class Link(LinkBase):
         if isinstance(failure, UnknownSession):
             self.drop(connection)
         return self.failure(connection, failure, counts=counts)
+
+
+def session_here(address: InProcessAddress, *, timeout: float) -> SessionLike:
+    """A session with a service of this process within `timeout` seconds; Unavailable, or the service's own refusal."""
+    try:
+        opened: SessionLike = address.service.open_session().result(timeout)
+    except TimeoutError as error:
+        raise no_session_here(address, timeout) from error
+    return opened
 
 
 def _result(call: Any, timeout: float, name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from kvstore.clock import Clock
 from kvstore.errors import InvalidArgument, KvstoreError, Unavailable, UnknownSession
 from kvstore.v1.cache_pb2_grpc import AdminStub, CacheStub
-from kvstore_client.address import Address, LocalAddress
+from kvstore_client.address import Address, RemoteAddress
 from kvstore_client.breaker import Breaker, RetryBudget
 from kvstore_client.calls import Call
 from kvstore_client.failures import broke_off
@@ -75,7 +75,7 @@ class LinkBase:
         self.address = address
         self.deadlines = deadlines
         self._clock = clock
-        self._options = _options(owner, deadlines, keepalive=not isinstance(address, LocalAddress))
+        self._options = _options(owner, deadlines, keepalive=isinstance(address, RemoteAddress))
         self._pid = os.getpid()
         self._breaker = Breaker(deadlines.pause_first, deadlines.pause_most)
         self._retries = RetryBudget()
@@ -127,7 +127,7 @@ class LinkBase:
             )
 
     def _check_served(self, name: str) -> None:
-        if not isinstance(self.address, LocalAddress) and name in _ADMIN:
+        if isinstance(self.address, RemoteAddress) and name in _ADMIN:
             raise InvalidArgument(
                 "administration is not served to other machines",
                 field="call",
@@ -166,6 +166,16 @@ def too_slow(name: str, timeout: float) -> Unavailable:
     """For a call that gRPC failed to end at its deadline."""
     return Unavailable(
         f"{name} failed: the service does not take the request", field="timeout", value=timeout
+    )
+
+
+def no_session_here(address: Address, timeout: float) -> Unavailable:
+    """For a service of this process whose loop is busy."""
+    return Unavailable(
+        "the service gave no session",
+        field="address",
+        value=address,
+        allowed=f"an answer within {timeout:g} s",
     )
 
 

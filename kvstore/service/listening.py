@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import grpc
 import grpc.aio
@@ -45,18 +45,38 @@ CACHE = cache_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
 ADMIN = cache_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 
 
-class Listeners:
-    """`tcp` None: nothing on TCP."""
+class Doors(Protocol):
+    """The ways into one service, for calls and for sessions."""
 
-    def __init__(self, engine: Engine, *, socket: Path, tcp: TcpEnd | None) -> None:
+    async def start(self) -> None:
+        """Take calls. ConfigError where a way in cannot be had."""
+
+    async def stop(self, seconds: float) -> None:
+        """No new calls; those under way have so long. Stopping twice does nothing."""
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """What who watches over the service is told."""
+
+    async def open_to_sessions(self) -> None: ...
+
+    def close_to_sessions(self) -> None:
+        """No new ones; those that are open stay. Closing twice, or what was not opened, does nothing."""
+
+
+class Listeners:
+    """The doors that are sockets. `tcp` None: nothing on TCP."""
+
+    def __init__(self, engine: Engine, socket: Path, session_socket: Path, *, tcp: TcpEnd | None) -> None:
         self._engine = engine
         self._socket = socket
+        self._session_socket = session_socket
+        self._sessions: asyncio.Server | None = None
         self._tcp = tcp
         self._health = health.aio.HealthServicer()
         self._servers: list[grpc.aio.Server] = []
 
     async def start(self) -> None:
-        """Listen on both, and answer health: not serving. ConfigError where a place cannot be had."""
+        """And answer health: not serving."""
         await self.set_serving(False)
         cache = CacheServicer(self._engine)
         local = self._local_server(cache)
@@ -68,8 +88,17 @@ class Listeners:
             await remote.start()
             self._servers.append(remote)
 
+    async def open_to_sessions(self) -> None:
+        self._sessions = await asyncio.get_running_loop().create_unix_server(
+            self._engine.sessions.connection, str(self._session_socket)
+        )
+        self._session_socket.chmod(0o600)
+
+    def close_to_sessions(self) -> None:
+        if self._sessions is not None:
+            self._sessions.close()
+
     async def stop(self, seconds: float) -> None:
-        """No new calls; those under way have so long. Stopping twice does nothing."""
         await asyncio.gather(*(server.stop(seconds) for server in self._servers))
 
     async def set_serving(self, is_serving: bool) -> None:

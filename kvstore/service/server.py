@@ -25,7 +25,7 @@ from kvstore.pool.states import StatePool
 from kvstore.service.engine import Engine
 from kvstore.service.figures import figures
 from kvstore.service.gate import ReadGate
-from kvstore.service.listening import Listeners
+from kvstore.service.listening import Doors, Listeners
 from kvstore.service.metrics import MetricsPage, split_address
 from kvstore.service.opening import STOP_SIGNALS, StartStopped, keep_stop_signals_away, open_store
 from kvstore.service.pins import Pins
@@ -42,7 +42,7 @@ from kvstore.service.process import (
 )
 from kvstore.service.reader import Reader
 from kvstore.service.registry import Registry
-from kvstore.service.tcp import TcpEnd, tcp_end
+from kvstore.service.tcp import tcp_end
 from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.upkeep import Upkeep
 from kvstore.service.writer import Writer
@@ -108,9 +108,15 @@ def main_blocking(
 
 
 async def run_service(
-    config: ServiceConfig, *, clock: Clock | None = None, ready: Callable[[], None] | None = None
+    config: ServiceConfig,
+    *,
+    clock: Clock | None = None,
+    ready: Callable[[], None] | None = None,
+    stop: asyncio.Event | None = None,
+    doors: Callable[[Engine], Doors] | None = None,
 ) -> None:
-    """The service in this event loop, until SIGTERM or SIGINT. Raises KvstoreError when it cannot start."""
+    """The service in this event loop, until SIGTERM or SIGINT, or until `stop` is set, and no signal is looked at. `doors`
+    makes the ways in; without it they are sockets. Raises KvstoreError when it cannot start."""
     clock = SystemClock() if clock is None else clock
     places = Places(Path(config.dir).absolute())
     places.check()
@@ -123,7 +129,7 @@ async def run_service(
         split_address(config.metrics)
     tcp = tcp_end(config)
     segment_bytes = segment_bytes_for(config.disk, config.segment or None)
-    stop = _stop_event()
+    stop = _stop_event() if stop is None else stop
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as ends:
         writer_thread = ends.enter_context(
@@ -148,7 +154,13 @@ async def run_service(
                 store.buffered_because,
             )
         service = _Service(
-            config, places, store=store, recovery=recovery, time=time, segment_bytes=segment_bytes, tcp=tcp
+            config,
+            places,
+            store=store,
+            recovery=recovery,
+            time=time,
+            segment_bytes=segment_bytes,
+            doors=doors or (lambda engine: Listeners(engine, places.socket, places.session_socket, tcp=tcp)),
         )
         # The service lets go of it once it is loaded.
         del recovery
@@ -174,7 +186,7 @@ class _Service:
         recovery: Recovery,
         time: ServiceTime,
         segment_bytes: int,
-        tcp: TcpEnd | None,
+        doors: Callable[[Engine], Doors],
     ) -> None:
         self._config = config
         self._places = places
@@ -182,7 +194,7 @@ class _Service:
         self._recovery = recovery
         self._time = time
         self._segment_bytes = segment_bytes
-        self._tcp = tcp
+        self._doors = doors
 
     async def run(
         self,
@@ -195,9 +207,9 @@ class _Service:
         config = self._config
         engine = self._engine(writer_thread, reader_threads)
         async with AsyncExitStack() as ends:
-            listeners = Listeners(engine, socket=self._places.socket, tcp=self._tcp)
-            ends.push_async_callback(listeners.stop, 0)
-            await listeners.start()
+            doors = self._doors(engine)
+            ends.push_async_callback(doors.stop, 0)
+            await doors.start()
             report = await self._load(engine, writer_thread)
             writing = asyncio.create_task(engine.writer.run(), name="writer")
             ends.push_async_callback(_finish, writing)
@@ -207,31 +219,28 @@ class _Service:
             if config.metrics:
                 await page.start(config.metrics)
                 ends.push_async_callback(page.stop)
-            listener = await asyncio.get_running_loop().create_unix_server(
-                engine.sessions.connection, str(self._places.session_socket)
-            )
             ends.callback(engine.sessions.close_all)
-            ends.callback(listener.close)
-            self._places.session_socket.chmod(0o600)
+            ends.callback(doors.close_to_sessions)
+            await doors.open_to_sessions()
             upkeep = Upkeep(engine)
             expiring = asyncio.create_task(upkeep.run(), name="upkeep")
             ends.callback(expiring.cancel)
             engine.ready = True
-            await listeners.set_serving(True)
+            await doors.set_serving(True)
             self._tell(engine, report, self._time.uptime())
             if ready is not None:
                 ready()
             await stop.wait()
             log.info("stopping: no new work, up to %g s for what is under way", GRACE_SECONDS)
-            await listeners.set_serving(False)
+            await doors.set_serving(False)
             engine.draining = True
             engine.flights.close()
-            listener.close()
+            doors.close_to_sessions()
             left = await engine.activity.wait_idle(
                 GRACE_SECONDS - LAST_CALLS_SECONDS, quiet_seconds=QUIET_SECONDS
             )
             engine.sessions.close_calls()
-            await listeners.stop(LAST_CALLS_SECONDS)
+            await doors.stop(LAST_CALLS_SECONDS)
             await upkeep.note_uses()
             log.info("stopped with %d leases, reservations and takes still open", left)
         for path in (self._places.socket, self._places.session_socket):

@@ -11,7 +11,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from kvstore_client.aio import AsyncCacheClient
 from tests.support.blocking import Blocking, LoopThread
 from tests.support.calls import GONE, look, within
 from tests.support.chains import Chain, identity_of, open_state
+from tests.support.inprocess import running_here
 from tests.support.remote import TOKENS, Secrets, make_secrets, port_of
 from tests.support.service import ServiceProcess, running_service
 
@@ -48,8 +49,8 @@ SPENT = (UnknownTicket, LimitExceeded)
 
 @dataclass(frozen=True)
 class Transport:
-    """A way to a service. `reads` names the method that brings bytes; `options` are the service's, `address` gives a
-    client's arguments."""
+    """A way to a service, which `runs` keeps. `reads` names the method that brings bytes; `options` are the service's,
+    `address` gives a client's arguments, `admin` those of one that may ask for figures."""
 
     name: str
     reads: str
@@ -58,6 +59,8 @@ class Transport:
     address: Callable[[ServiceProcess, Path], dict[str, Any]] = lambda service, folder: {
         "address": service.directory
     }
+    admin: Callable[[Any], dict[str, Any]] = lambda service: {"address": service.directory}
+    runs: Callable[..., AbstractContextManager[Any]] = running_service
 
 
 TRANSPORTS = [
@@ -90,6 +93,14 @@ TRANSPORTS = [
             "insecure": True,
         },
     ),
+    Transport(
+        "in-process",
+        "fetch",
+        is_local=True,
+        address=lambda service, folder: {"address": service.address},
+        admin=lambda service: {"address": service.address},
+        runs=running_here,
+    ),
 ]
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
@@ -115,7 +126,7 @@ class Ground:
 
     def admin(self) -> CacheClient:
         """One that can always ask for figures."""
-        return self.stack.enter_context(CacheClient(self.service.directory, owner="admin"))
+        return self.stack.enter_context(CacheClient(**self.transport.admin(self.service), owner="admin"))
 
     def read(self, client: CacheClient, found: Any, *, state: bool = True) -> list[tuple[Any, int, Any]]:
         """All that a lookup leased, as (kind, index, payload)."""
@@ -149,7 +160,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(transport: Transport, folder: Path) -> Iterator[ServiceProcess]:
-    with running_service(handoff=64 << 20, pool=64 << 20, **transport.options(folder)) as process:
+    with transport.runs(handoff=64 << 20, pool=64 << 20, **transport.options(folder)) as process:
         yield process
 
 
@@ -175,7 +186,7 @@ def ground(
 @pytest.fixture
 def own_ground(transport: Transport, folder: Path, thread: LoopThread | None) -> Iterator[Ground]:
     """With a service of its own, which may be killed."""
-    with running_service(**transport.options(folder)) as service, ExitStack() as stack:
+    with transport.runs(**transport.options(folder)) as service, ExitStack() as stack:
         yield Ground(service, transport, folder, stack, thread)
 
 

@@ -41,11 +41,11 @@ class Secrets:
         return (self.folder / "issuer.pem").read_bytes()
 
 
-def make_secrets(folder: Path, **dates: Any) -> Secrets:
-    """`dates`: of the certificate, as trustme takes them."""
+def make_secrets(folder: Path, *more: str, **dates: Any) -> Secrets:
+    """`more`: names that the certificate is for as well; `dates`: of the certificate, as trustme takes them."""
     folder.mkdir(exist_ok=True)
     issuer = trustme.CA()
-    issued = issuer.issue_cert("localhost", "127.0.0.1", "::1", **dates)
+    issued = issuer.issue_cert("localhost", "127.0.0.1", "::1", *more, **dates)
     (folder / "cert.pem").write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
     write_private(folder / "key.pem", issued.private_key_pem.bytes())
     write_private(folder / "tokens", "\n".join(TOKENS).encode())

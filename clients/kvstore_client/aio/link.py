@@ -13,7 +13,7 @@ import grpc.aio
 
 from kvstore.clock import Clock
 from kvstore.errors import InvalidArgument, KvstoreError, Unavailable, UnknownSession
-from kvstore_client.address import Address, LocalAddress, RemoteAddress
+from kvstore_client.address import Address, InProcessAddress, LocalAddress, RemoteAddress
 from kvstore_client.aio.session import open_remote_session, open_session, probe
 from kvstore_client.calls import Call
 from kvstore_client.failures import translated
@@ -26,6 +26,7 @@ from kvstore_client.link_base import (
     LinkBase,
     SessionLike,
     dropped,
+    no_session_here,
     too_slow,
 )
 from kvstore_client.values import Deadlines, FetchedItem
@@ -105,9 +106,14 @@ class AsyncLink(LinkBase):
         timeout = self.deadlines.connect
         if isinstance(self.address, LocalAddress):
             return await open_session(self.address.session_path, timeout=timeout)
+        if isinstance(self.address, InProcessAddress):
+            return await session_here(self.address, timeout=timeout)
         return await open_remote_session(self.address, self._channel(), timeout=timeout)
 
     def _channel(self) -> grpc.aio.Channel:
+        if isinstance(self.address, InProcessAddress):
+            made: grpc.aio.Channel = self.address.service.async_channel()
+            return made
         credentials = self.address.credentials() if isinstance(self.address, RemoteAddress) else None
         if credentials is None:
             return grpc.aio.insecure_channel(self.address.target, options=self._options)
@@ -134,7 +140,7 @@ class AsyncLink(LinkBase):
             await probe(self.address.session_path, timeout=self.deadlines.probe)
             return
         try:
-            session = await open_remote_session(self.address, self._channel(), timeout=self.deadlines.connect)
+            session = await self._open_session()
         except Unavailable:
             raise
         except KvstoreError:
@@ -271,6 +277,16 @@ class AsyncLink(LinkBase):
         if isinstance(failure, UnknownSession):
             await self.drop(connection)
         return self.failure(connection, failure, counts=counts)
+
+
+async def session_here(address: InProcessAddress, *, timeout: float) -> SessionLike:
+    """As kvstore_client.link.session_here."""
+    try:
+        async with asyncio.timeout(timeout):
+            opened: SessionLike = await asyncio.wrap_future(address.service.open_session())
+    except TimeoutError as error:
+        raise no_session_here(address, timeout) from error
+    return opened
 
 
 def _was_dropped(connection: AsyncConnection) -> bool:
