@@ -47,6 +47,7 @@ from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.upkeep import Upkeep
 from kvstore.service.writer import Writer
 from kvstore.store import RecordLog, Recovery
+from kvstore.store.device import Device
 from kvstore.store.records import Records
 from kvstore.store.space import segment_bytes_for
 from kvstore.store.wear import check_bytes_per_day
@@ -108,9 +109,14 @@ def main_blocking(
 
 
 async def run_service(
-    config: ServiceConfig, *, clock: Clock | None = None, ready: Callable[[], None] | None = None
+    config: ServiceConfig,
+    *,
+    clock: Clock | None = None,
+    device: Device | None = None,
+    ready: Callable[[], None] | None = None,
 ) -> None:
-    """The service in this event loop, until SIGTERM or SIGINT. Raises KvstoreError when it cannot start."""
+    """The service in this event loop, until SIGTERM or SIGINT. Raises KvstoreError when it cannot start. `device`: what the
+    store lies on instead of the directory itself."""
     clock = SystemClock() if clock is None else clock
     places = Places(Path(config.dir).absolute())
     places.check()
@@ -133,7 +139,7 @@ async def run_service(
         time = ServiceTime(clock)
         try:
             store, recovery = await loop.run_in_executor(
-                writer_thread, open_store, places, config, segment_bytes, time, stop.is_set
+                writer_thread, open_store, places, config, segment_bytes, time, stop.is_set, device
             )
         except StartStopped:
             log.info("stopped while the store was being opened; it is as before")
