@@ -56,6 +56,9 @@ from kvstore.types import BootId
 log = logging.getLogger(__name__)
 
 READER_THREADS = 4
+COPIER_THREADS = 2
+"""For bytes that are in memory: they do not wait for those that wait for the device."""
+
 LEASES_SHARE = 4
 """One session has at most this part of all leases."""
 
@@ -136,6 +139,7 @@ async def run_service(
             ThreadPoolExecutor(1, "kvstore-writer", initializer=keep_stop_signals_away)
         )
         reader_threads = ends.enter_context(ThreadPoolExecutor(READER_THREADS, "kvstore-reader"))
+        copier_threads = ends.enter_context(ThreadPoolExecutor(COPIER_THREADS, "kvstore-copier"))
         time = ServiceTime(clock)
         try:
             store, recovery = await loop.run_in_executor(
@@ -158,7 +162,7 @@ async def run_service(
         )
         # The service lets go of it once it is loaded.
         del recovery
-        await service.run(writer_thread, reader_threads, stop=stop, ready=ready)
+        await service.run(writer_thread, reader_threads, copier_threads, stop=stop, ready=ready)
 
 
 def _stop_event() -> asyncio.Event:
@@ -194,12 +198,13 @@ class _Service:
         self,
         writer_thread: ThreadPoolExecutor,
         reader_threads: ThreadPoolExecutor,
+        copier_threads: ThreadPoolExecutor,
         *,
         stop: asyncio.Event,
         ready: Callable[[], None] | None,
     ) -> None:
         config = self._config
-        engine = self._engine(writer_thread, reader_threads)
+        engine = self._engine(writer_thread, reader_threads, copier_threads)
         async with AsyncExitStack() as ends:
             listeners = Listeners(engine, socket=self._places.socket, tcp=self._tcp)
             ends.push_async_callback(listeners.stop, 0)
@@ -243,7 +248,12 @@ class _Service:
         for path in (self._places.socket, self._places.session_socket):
             path.unlink(missing_ok=True)
 
-    def _engine(self, writer_thread: ThreadPoolExecutor, reader_threads: ThreadPoolExecutor) -> Engine:
+    def _engine(
+        self,
+        writer_thread: ThreadPoolExecutor,
+        reader_threads: ThreadPoolExecutor,
+        copier_threads: ThreadPoolExecutor,
+    ) -> Engine:
         config = self._config
         self._time.start_no_earlier(self._recovery.records.newest_use() - LAST_USE_STEP_SECONDS)
         memory = self._memory_to_map()
@@ -281,7 +291,7 @@ class _Service:
                 memory=memory,
             ),
             time=self._time,
-            threads=reader_threads,
+            threads=copier_threads,
             pins=pins,
         )
         writer = Writer(

@@ -42,6 +42,10 @@ class HeldDevice(PosixDevice):
         self.standing = 0
         """Reads that have been held up so far."""
 
+    @property
+    def is_held(self) -> bool:
+        return not self._going.is_set()
+
     def hold(self) -> None:
         self._going.clear()
 
@@ -49,7 +53,7 @@ class HeldDevice(PosixDevice):
         self._going.set()
 
     def pass_by(self) -> None:
-        if threading.current_thread().name.startswith("kvstore-reader") and not self._going.is_set():
+        if threading.current_thread().name.startswith("kvstore-reader") and self.is_held:
             self.standing += 1
             assert self._going.wait(60), "nobody let the device go"
 
