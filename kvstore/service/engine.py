@@ -288,7 +288,7 @@ class Engine:
             self.uploads.end_where(lambda upload: namespace in (None, upload.namespace))
             digest = None if namespace is None else NamespaceDigest(namespace)
             self.handoffs.clear(digest)
-            self.flights.clear(digest)
+            at_leisure(self.flights.clearing(digest))
             self.activity.note()
 
         return await self.registry.clear(namespace, emptied=emptied)
@@ -310,7 +310,7 @@ class Engine:
         at_leisure(self.core.ending(session.id, now), self.activity.note)
         self.uploads.end_where(lambda upload: upload.session == session.id)
         self.handoffs.end_session(session.id, now)
-        self.flights.end_session(session.id)
+        at_leisure(self.flights.ending_session(session.id))
         if self.reader.memory is not None:
             self.reader.memory.take_back(session.extents)
         self.arenas.end(session.id)
@@ -324,7 +324,7 @@ class Engine:
         await by_turns(self.core.forgetting_claims())
         self.uploads.end_where(lambda upload: upload.deadline <= now)
         self.handoffs.expire(now)
-        self.flights.expire()
+        await by_turns(self.flights.expiring())
         self.core.pool.expire(now)
         self.activity.note()
 

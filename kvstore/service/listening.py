@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -17,9 +17,10 @@ from kvstore.errors import ConfigError
 from kvstore.service.admin_servicer import AdminServicer
 from kvstore.service.cache_servicer import CacheServicer
 from kvstore.service.engine import Engine
+from kvstore.service.handlers import handlers
 from kvstore.service.tcp import TcpEnd, others_may_read
 from kvstore.service.tokens import TokenCheck
-from kvstore.v1 import cache_pb2, cache_pb2_grpc
+from kvstore.v1 import cache_pb2
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +79,8 @@ class Listeners:
 
     def _local_server(self, cache: CacheServicer) -> grpc.aio.Server:
         server = grpc.aio.server(options=self._message_limits(), maximum_concurrent_rpcs=CALLS_MAX)
-        self._add(server, cache, CACHE, ADMIN)
         admin = AdminServicer(self._engine, on_drain=lambda: self.set_serving(False))
-        cast(Any, cache_pb2_grpc).add_AdminServicer_to_server(admin, server)
+        self._add(server, ("Cache", cache), ("Admin", admin))
         try:
             server.add_insecure_port(f"unix:{self._socket}")
         except RuntimeError as error:
@@ -101,7 +101,7 @@ class Listeners:
             options=[*self._message_limits(), *_tcp_options(engine.config.sessions)],
             maximum_concurrent_rpcs=CALLS_MAX,
         )
-        self._add(server, cache, CACHE)
+        self._add(server, ("Cache", cache))
         try:
             if end.pair is None:
                 port = server.add_insecure_port(end.address())
@@ -121,15 +121,16 @@ class Listeners:
         log.log(level, "listening on tcp://%s (%s)", end.address(port), end.about)
         return server
 
-    def _add(self, server: grpc.aio.Server, cache: CacheServicer, *services: str) -> None:
-        """What both have, and a list of `services` for who asks what is there."""
-        # Before and after: the first handler of a name counts where all are generic, and the last where some are registered.
-        raw = {"Fetch": _fetch_handler(cache)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(CACHE, raw),))
-        cast(Any, cache_pb2_grpc).add_CacheServicer_to_server(cache, server)
-        server.add_registered_method_handlers(CACHE, raw)
+    def _add(self, server: grpc.aio.Server, *services: tuple[str, object]) -> None:
+        """The services of the contract, each with its servicer, health, and a list for who asks what is there."""
+        for name, servicer in services:
+            found = handlers(name, servicer)
+            full_name = cache_pb2.DESCRIPTOR.services_by_name[name].full_name
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(full_name, found),))
+            server.add_registered_method_handlers(full_name, found)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        listed = [cache_pb2.DESCRIPTOR.services_by_name[name].full_name for name, _ in services]
+        reflection.enable_server_reflection((*listed, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
     def _message_limits(self) -> list[tuple[str, Any]]:
         received = max(RECEIVED_BYTES_MIN, RECEIVED_BYTES_PER_KEY * self._engine.config.keys)
@@ -137,13 +138,6 @@ class Listeners:
             ("grpc.max_send_message_length", SENT_BYTES_MAX),
             ("grpc.max_receive_message_length", received),
         ]
-
-
-def _fetch_handler(cache: CacheServicer) -> Any:
-    """It answers with frames that are finished: see `wire_frame`."""
-    return grpc.unary_stream_rpc_method_handler(
-        cache.Fetch, request_deserializer=cache_pb2.FetchRequest.FromString, response_serializer=None
-    )
 
 
 def _tcp_options(sessions: int) -> list[tuple[str, Any]]:
