@@ -255,7 +255,7 @@ class Engine:
                 )
             )
         finally:
-            self.uploads.end(upload.reservation_id)
+            await by_turns(self.uploads.ending(upload.reservation_id))
             self.activity.note()
         async for visible in in_parts(report.visible):
             self.flights.published(upload.namespace, visible)
@@ -275,7 +275,7 @@ class Engine:
             # Being committed, ended, or never there: nothing to abort.
             return False
         self.core.abort(reservation_id, session.id)
-        self.uploads.end(reservation_id)
+        at_leisure(self.uploads.ending(reservation_id))
         self.activity.note()
         return True
 
@@ -285,7 +285,7 @@ class Engine:
         """Everything of one namespace or of all, in every tier, handoffs included."""
 
         def emptied() -> None:
-            self.uploads.end_where(lambda upload: namespace in (None, upload.namespace))
+            at_leisure(self.uploads.ending_where(lambda upload: namespace in (None, upload.namespace)))
             digest = None if namespace is None else NamespaceDigest(namespace)
             self.handoffs.clear(digest)
             at_leisure(self.flights.clearing(digest))
@@ -308,7 +308,7 @@ class Engine:
     def _end_session(self, session: Session) -> None:
         now = self.time.monotonic()
         at_leisure(self.core.ending(session.id, now), self.activity.note)
-        self.uploads.end_where(lambda upload: upload.session == session.id)
+        at_leisure(self.uploads.ending_where(lambda upload: upload.session == session.id))
         self.handoffs.end_session(session.id, now)
         at_leisure(self.flights.ending_session(session.id))
         if self.reader.memory is not None:
@@ -322,7 +322,7 @@ class Engine:
         self.counts["expired_leases_total"] += await by_turns(self.core.expiring_leases(now))
         self.core.expire_reservations(now)
         await by_turns(self.core.forgetting_claims())
-        self.uploads.end_where(lambda upload: upload.deadline <= now)
+        await by_turns(self.uploads.ending_where(lambda upload: upload.deadline <= now))
         self.handoffs.expire(now)
         await by_turns(self.flights.expiring())
         self.core.pool.expire(now)
