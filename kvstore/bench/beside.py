@@ -39,13 +39,18 @@ VERIFY_SECONDS = 5.0
 STATS_CALLS = 50
 WORK_SECONDS_MAX = 600.0
 _PATIENT = Deadlines(
-    lookup=60, control=WORK_SECONDS_MAX, write=WORK_SECONDS_MAX, commit=WORK_SECONDS_MAX, admin=WORK_SECONDS_MAX
+    lookup=60,
+    control=WORK_SECONDS_MAX,
+    write=WORK_SECONDS_MAX,
+    commit=WORK_SECONDS_MAX,
+    admin=WORK_SECONDS_MAX,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Seconds. `loop_gap`: the service's longest of the last minute or two, so that of the work before may be in it."""
+    """Seconds. `loop_gap`: the service's longest of the last minute or two, so that of the work before may be in it; `own_gap`:
+    of that, what the service itself was busy. The rest is the machine's, which runs others too."""
 
     what: str
     seconds: float
@@ -53,6 +58,7 @@ class Reading:
     health: float
     lookup: float
     loop_gap: float
+    own_gap: float
 
     @property
     def missed(self) -> bool:
@@ -101,7 +107,9 @@ def _timed(call: Callable[[], object]) -> float:
 class _Bench:
     """One running service with its blocks, and what is measured of it. check: called between two works."""
 
-    def __init__(self, place: Path, seed: int, tell: Callable[[str], None], check: Callable[[], None]) -> None:
+    def __init__(
+        self, place: Path, seed: int, tell: Callable[[str], None], check: Callable[[], None]
+    ) -> None:
         self.place = place
         self._chance = random.Random(seed)
         self._tell = tell
@@ -139,7 +147,8 @@ class _Bench:
                 len(probe.health),
                 max(probe.health, default=0.0),
                 max(probe.lookup, default=0.0),
-                client.stats()["loop_gap_seconds_max"],
+                (figures := client.stats())["loop_gap_seconds_max"],
+                figures["loop_gap_own_seconds_max"],
             )
         )
         self._tell(_line(self.readings[-1]))
@@ -151,7 +160,9 @@ class _Bench:
         with self.client() as client, self._admin() as admin:
             space = opened(client, bench_profile(), self._check).digest
             self.measure(client, "stats", lambda: [client.stats() for _ in range(STATS_CALLS)])
-            self.measure(client, "policy", lambda: [client.set_policy(space, p) for p in ("zero", "endpoints")])
+            self.measure(
+                client, "policy", lambda: [client.set_policy(space, p) for p in ("zero", "endpoints")]
+            )
             self.measure(client, "verify", lambda: _verify(admin))
             self.measure(client, "drop states", client.drop_states)
             self.measure(client, "end of a session with flights", lambda: self._flights(client))
@@ -266,6 +277,7 @@ def report(found: list[Reading], *, blocks: int, seed: int) -> dict[str, Any]:
     return {
         "slowest_answer_ms": 1e3 * max(max(each.health, each.lookup) for each in found),
         "loop_gap_ms": 1e3 * max(each.loop_gap for each in found),
+        "own_gap_ms": 1e3 * max(each.own_gap for each in found),
         "missed": [each.what for each in found if each.missed],
         "bars": {"slowest_answer_ms": 1e3 * ANSWER_BAR, "loop_gap_ms": 1e3 * ANSWER_BAR},
         "detail": {"blocks": blocks, "seed": seed, "works": [asdict(each) for each in found]},
@@ -275,5 +287,5 @@ def report(found: list[Reading], *, blocks: int, seed: int) -> dict[str, Any]:
 def _line(found: Reading) -> str:
     return (
         f"{found.what}: {found.seconds:.1f} s, {found.answers} answers, slowest {1e3 * found.health:.0f} and "
-        f"{1e3 * found.lookup:.0f} ms, loop {1e3 * found.loop_gap:.0f} ms"
+        f"{1e3 * found.lookup:.0f} ms, loop {1e3 * found.loop_gap:.0f} ms, its own doing {1e3 * found.own_gap:.0f} ms"
     )

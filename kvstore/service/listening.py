@@ -78,7 +78,8 @@ class Listeners:
             await self._health.set(service, answer.SERVING if is_serving else answer.NOT_SERVING)
 
     def _local_server(self, cache: CacheServicer) -> grpc.aio.Server:
-        server = grpc.aio.server(options=self._message_limits(), maximum_concurrent_rpcs=CALLS_MAX)
+        options = [*self._message_limits(), *_connection_limits(self._engine.config.sessions)]
+        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
         admin = AdminServicer(self._engine, on_drain=lambda: self.set_serving(False))
         self._add(server, ("Cache", cache), ("Admin", admin))
         try:
@@ -140,21 +141,29 @@ class Listeners:
         ]
 
 
-def _tcp_options(sessions: int) -> list[tuple[str, Any]]:
-    def milliseconds(seconds: float) -> int:
-        return int(seconds * 1000)
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)
 
+
+def _connection_limits(sessions: int) -> list[tuple[str, Any]]:
+    """Who only connects takes no more descriptors than sessions with their calls would."""
     return [
+        ("grpc.max_allowed_incoming_connections", CONNECTIONS_PER_SESSION * sessions + CONNECTIONS_BESIDE),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(HANDSHAKE_SECONDS_MAX)),
+    ]
+
+
+def _tcp_options(sessions: int) -> list[tuple[str, Any]]:
+    return [
+        *_connection_limits(sessions),
         # Two services on one port would share its connections without a word.
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION_MAX),
-        ("grpc.max_allowed_incoming_connections", CONNECTIONS_PER_SESSION * sessions + CONNECTIONS_BESIDE),
-        ("grpc.server_handshake_timeout_ms", milliseconds(HANDSHAKE_SECONDS_MAX)),
-        ("grpc.keepalive_time_ms", milliseconds(PING_AFTER_SECONDS)),
-        ("grpc.keepalive_timeout_ms", milliseconds(PING_SECONDS_MAX)),
+        ("grpc.keepalive_time_ms", _milliseconds(PING_AFTER_SECONDS)),
+        ("grpc.keepalive_timeout_ms", _milliseconds(PING_SECONDS_MAX)),
         # The limit above alone was seen to do nothing: a ping may go unanswered for a minute.
-        ("grpc.http2.ping_timeout_ms", milliseconds(PING_SECONDS_MAX)),
+        ("grpc.http2.ping_timeout_ms", _milliseconds(PING_SECONDS_MAX)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", milliseconds(CLIENT_PING_SECONDS_MIN)),
+        ("grpc.http2.min_ping_interval_without_data_ms", _milliseconds(CLIENT_PING_SECONDS_MIN)),
     ]

@@ -36,7 +36,8 @@ def open_store(
     segment_bytes: int,
     clock: Clock,
     is_stopped: Callable[[], bool],
-    device: Device | None = None,
+    *,
+    device: Device | None,
 ) -> tuple[RecordLog, Recovery]:
     """Raises StartStopped, and then holds nothing, when `is_stopped` says so at one of its steps."""
     make_directory(places.directory)

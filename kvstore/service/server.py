@@ -70,8 +70,8 @@ QUIET_SECONDS = 1.0
 """At a stop, leases and reservations whose owners do nothing for so long are not waited for."""
 LAST_CALLS_SECONDS = 2.0
 
-DESCRIPTORS_PER_SESSION = 5
-"""The session's own connection, twice, its calls', and its arena's, twice; or its connections over TCP."""
+DESCRIPTORS_PER_SESSION = 6
+"""The session's own connection, twice, its calls' two, and its arena's, twice; or its connections over TCP."""
 DESCRIPTORS_PER_EXTENT = 2
 """One to pass on, and one that mmap keeps."""
 DESCRIPTORS_BESIDE = 1024
@@ -143,7 +143,8 @@ async def run_service(
         time = ServiceTime(clock)
         try:
             store, recovery = await loop.run_in_executor(
-                writer_thread, open_store, places, config, segment_bytes, time, stop.is_set, device
+                writer_thread,
+                lambda: open_store(places, config, segment_bytes, time, stop.is_set, device=device),
             )
         except StartStopped:
             log.info("stopped while the store was being opened; it is as before")

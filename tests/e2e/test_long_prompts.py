@@ -60,7 +60,11 @@ def long(service: ServiceProcess) -> Chain:
 
 def ask(raw: Raw, namespace: bytes, keys: bytes, **changed: object) -> pb.LookupReply:
     request = pb.LookupRequest(
-        namespace=namespace, keys=keys, prompt_tokens=TOKENS, costs=EAGER, **changed  # type: ignore[arg-type]
+        namespace=namespace,
+        keys=keys,
+        prompt_tokens=TOKENS,
+        costs=EAGER,
+        **changed,  # type: ignore[arg-type]
     )
     reply: pb.LookupReply = raw.call("Lookup", request)
     return reply
@@ -184,9 +188,7 @@ async def cancel_tasks(directory: Path, namespace: bytes, keys: list[bytes], cou
     async with AsyncCacheClient(directory, owner="tests") as client:
         await client.stats()
         for number in range(count):
-            call = asyncio.create_task(
-                client.lookup(namespace, keys, prompt_tokens=TOKENS, wait_seconds=5.0)
-            )
+            call = asyncio.create_task(client.lookup(namespace, keys, prompt_tokens=TOKENS, wait_seconds=5.0))
             for _ in range(number % 20):
                 await asyncio.sleep(0)
             call.cancel()
@@ -206,7 +208,15 @@ def test_a_thousand_long_calls_that_are_cancelled_leave_nothing(service: Service
             cancel_futures(other, digest, keys, count // 2, seed)
         asyncio.run(cancel_tasks(service.directory, digest, list(long.keys), count // 2))
 
-    names = ("leases", "flights", "flights_waiting", "sessions", "fetching_bytes", "staged_bytes", "mapped_items")
+    names = (
+        "leases",
+        "flights",
+        "flights_waiting",
+        "sessions",
+        "fetching_bytes",
+        "staged_bytes",
+        "mapped_items",
+    )
     with Raw(service.directory) as raw:
         # What the first ones leave is what a process keeps for its next calls.
         cancel(CANCELLED // 5, seed=1)
@@ -231,7 +241,9 @@ def default() -> Iterator[ServiceProcess]:
 
 
 @pytest.mark.parametrize("profile", ["deepseek-v4-pro", "deepseek-v4-flash"])
-def test_the_largest_items_pass_in_one_call_with_default_settings(default: ServiceProcess, profile: str) -> None:
+def test_the_largest_items_pass_in_one_call_with_default_settings(
+    default: ServiceProcess, profile: str
+) -> None:
     with CacheClient(default.directory, owner="tests") as client:
         space = client.open_namespace(identity_of(profile, salt=profile), name=profile)
         count = (24 << 20) // space.block_bytes
@@ -248,24 +260,26 @@ def test_the_largest_items_pass_in_one_call_with_default_settings(default: Servi
         ]
         edge = count * space.block_tokens
         items.append(
-            ReserveItem(kind=ItemKind.STATE, key=keys[-1], position=edge, length=space.state_bytes, to_ssd=True)
+            ReserveItem(
+                kind=ItemKind.STATE, key=keys[-1], position=edge, length=space.state_bytes, to_ssd=True
+            )
         )
         payload = os.urandom(max(space.block_bytes, space.state_bytes))
         with client.reserve(space.digest, items) as reservation:
             reservation.write({number: payload[: item.length] for number, item in enumerate(items)})
             reservation.commit()
-        found = client.lookup(
-            space.digest, keys, prompt_tokens=edge + 1, costs=DEAR
-        )
+        found = client.lookup(space.digest, keys, prompt_tokens=edge + 1, costs=DEAR)
         assert found.lease is not None
         for read in (client.fetch, client.map):
             came = list(read(found.lease, first_block=0, block_count=count, state=True))
-            assert [item.payload == payload[: each.length] for item, each in zip(came, items, strict=True)] == [
-                True
-            ] * len(items)
+            assert [
+                item.payload == payload[: each.length] for item, each in zip(came, items, strict=True)
+            ] == [True] * len(items)
 
 
-def test_the_largest_batch_passes_and_a_larger_one_is_refused_with_both_limits(default: ServiceProcess) -> None:
+def test_the_largest_batch_passes_and_a_larger_one_is_refused_with_both_limits(
+    default: ServiceProcess,
+) -> None:
     patient = Deadlines(control=60, lookup=60)
     with CacheClient(default.directory, owner="tests", deadlines=patient) as client, ExitStack() as ends:
         space = client.open_namespace(identity_of("tiny", salt="batch"), name="batch")

@@ -144,7 +144,17 @@ def test_the_largest_reservation_that_is_allowed_is_not_too_large_a_message(raw:
     assert error_of(refused.value) == "LIMIT_EXCEEDED"
 
 
-UNARY = ("Lookup", "OpenNamespace", "Reserve", "Release", "Commit", "Abort", "EndFlight", "WriteArena", "DropHandoff")
+UNARY = (
+    "Lookup",
+    "OpenNamespace",
+    "Reserve",
+    "Release",
+    "Commit",
+    "Abort",
+    "EndFlight",
+    "WriteArena",
+    "DropHandoff",
+)
 
 
 @pytest.mark.parametrize("service_name", ["Cache", "Admin"])

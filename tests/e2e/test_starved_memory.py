@@ -99,9 +99,7 @@ def test_who_waits_for_memory_that_sixteen_hold_ends_and_full_speed_comes_back()
             found = raw.lookup(wanted)
             calls = [
                 raw.cache.Map(
-                    pb.MapRequest(
-                        lease_id=found.lease_id, first_block=number % POOL_BLOCKS, block_count=1
-                    ),
+                    pb.MapRequest(lease_id=found.lease_id, first_block=number % POOL_BLOCKS, block_count=1),
                     metadata=raw.metadata,
                     timeout=60,
                 )
