@@ -226,7 +226,8 @@ class _Bench:
         payload = self._chance.randbytes(space.block_bytes)
         with client.reserve(space.digest, items) as reservation:
             for first in range(0, UPLOADED_ITEMS, WRITTEN_AT_ONCE):
-                reservation.write(dict.fromkeys(range(first, first + WRITTEN_AT_ONCE), payload))
+                last = min(first + WRITTEN_AT_ONCE, UPLOADED_ITEMS)
+                reservation.write(dict.fromkeys(range(first, last), payload))
             reservation.commit()
 
 
