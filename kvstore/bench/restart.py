@@ -10,6 +10,7 @@ import os
 import random
 import resource
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
@@ -96,9 +97,7 @@ def measure(
             "the bench fills a directory of its own", field="--dir", value=directory, allowed="an empty one"
         )
     tell(f"writing {blocks:,} blocks of {BLOCK_BYTES} bytes (seed {seed})")
-    _in_process(
-        _build, str(directory), blocks, seed, seconds=60 + blocks * BUILD_SECONDS_PER_BLOCK, check=check
-    )
+    build(directory, blocks, seed=seed, check=check)
     starts = []
     for what, prepare in (
         ("killed", _nothing),
@@ -118,6 +117,12 @@ def measure(
         tell(f"{what}: {start.seconds:.2f} s")
         starts.append(start)
     return starts
+
+
+def build(directory: Path, blocks: int, *, seed: int, check: Callable[[], None]) -> None:
+    """Write a store of so many blocks, as a service leaves it that is killed. check: as `measure`."""
+    limit = 60 + blocks * BUILD_SECONDS_PER_BLOCK
+    _in_process(_build, str(directory), blocks, seed, seconds=limit, check=check)
 
 
 def extrapolate(starts: Sequence[Start], blocks: int) -> dict[str, dict[str, float]]:
@@ -189,7 +194,14 @@ def _record(
     kind: RecordKind, namespace: NamespaceDigest, key: bytes, *, parent: bytes, position: int, payload: bytes
 ) -> Record:
     return Record(
-        kind, namespace, BlockKey(key), BlockKey(parent), position, Lineage.EXACT, payload, Checks(0)
+        kind,
+        namespace,
+        BlockKey(key),
+        BlockKey(parent),
+        position,
+        Lineage.EXACT,
+        payload,
+        Checks(zlib.crc32(payload)),
     )
 
 

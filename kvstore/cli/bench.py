@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from kvstore.bench import restart
-from kvstore.cli import bench_lookup, bench_memory, bench_speed, bench_stream
+from kvstore.cli import bench_beside, bench_lookup, bench_memory, bench_speed, bench_stream
 from kvstore.cli.output import add_json_flag, check_json_target, emit, table
 from kvstore.cli.stopping import Check, stoppable
 from kvstore.errors import InvalidArgument
@@ -33,6 +33,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     bench_memory.register(actions, add_place_flags)
     bench_lookup.register(actions, add_place_flags)
     bench_stream.register(actions, add_place_flags)
+    bench_beside.register(actions, add_place_flags)
 
 
 def add_place_flags(parser: argparse.ArgumentParser) -> None:

@@ -5,10 +5,11 @@ A flight is advice. Writing needs none, and nobody's bytes are right or wrong be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.core.deadlines import Deadlines
+from kvstore.core.steps import Steps
 from kvstore.types import BlockKey, NamespaceDigest
 
 SLACK = 2.0
@@ -23,6 +24,10 @@ LEAST_PATIENCE_SECONDS = 0.05
 
 STATES_SECONDS = 5.0
 """How long a flight goes on, if its owner does not end it, when all its blocks are visible: their states may follow."""
+
+
+KEYS_AT_ONCE = 4096
+"""Of flights that end: some milliseconds."""
 
 
 @dataclass(eq=False, slots=True)
@@ -221,24 +226,36 @@ class FlightTable:
         self._end(flight)
         return flight
 
-    def end_session(self, session: str) -> list[Flight]:
-        ended = [self._open[number] for number in sorted(self._sessions.get(session, ()))]
-        for flight in ended:
-            self._end(flight)
-        return ended
+    def of_session(self, session: str) -> list[int]:
+        """Its flights' numbers, as of now."""
+        return sorted(self._sessions.get(session, ()))
 
-    def end_namespace(self, namespace: NamespaceDigest | None) -> list[Flight]:
-        """All flights of one namespace, or of all."""
-        ended = [flight for flight in self._open.values() if namespace in (None, flight.namespace)]
-        for flight in ended:
-            self._end(flight)
-        return ended
+    def of_namespace(self, namespace: NamespaceDigest | None) -> list[int]:
+        """Of one namespace, or of all."""
+        return [flight.flight_id for flight in self._open.values() if namespace in (None, flight.namespace)]
 
-    def end_due(self, now: float) -> list[Flight]:
-        ended = [self._open[number] for number in self._deadlines.due(now)]
-        for flight in ended:
+    def due(self, now: float) -> Iterator[int]:
+        """Those whose deadline has come, each when it is asked for."""
+        while found := self._deadlines.due(now, limit=1):
+            yield found[0]
+
+    def ending(self, numbers: Iterable[int]) -> Steps[list[Flight], None]:
+        """End these, in steps of what is no more than some thousand keys together, or a single flight. Those that have ended by
+        their turn are left out."""
+        ended: list[Flight] = []
+        keys = 0
+        for number in numbers:
+            flight = self._open.get(number)
+            if flight is None:
+                continue
             self._end(flight)
-        return ended
+            ended.append(flight)
+            keys += len(flight.keys)
+            if keys >= KEYS_AT_ONCE:
+                yield ended
+                ended, keys = [], 0
+        if ended:
+            yield ended
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every law holds. Walks everything."""

@@ -12,6 +12,8 @@ from kvstore.service import encode
 from kvstore.service.engine import Engine
 from kvstore.service.frames import FRAME_BYTES, Incoming
 from kvstore.service.session import Session
+from kvstore.service.turns import in_parts, mapped
+from kvstore.service.uploads import Upload
 from kvstore.v1 import cache_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -72,15 +74,25 @@ class ArenaCalls:
             raise InvalidArgument(
                 "the session has no arena", field="arena", value="none", allowed="an OpenArena before"
             )
-        upload = engine.uploads.get(request.reservation_id, session.id)
-        _check_places(request, arena.bytes)
+        # For all of the call: there are turns for others in it, and the session may end.
+        engine.arenas.borrow(arena)
+        try:
+            return await self._written(request, arena, engine.uploads.get(request.reservation_id, session.id))
+        finally:
+            engine.arenas.give_back(arena)
+
+    async def _written(self, request: pb.WriteArenaRequest, arena: Arena, upload: Upload) -> pb.WriteReply:
+        engine = self._engine
+        await _check_places(request, arena.bytes)
         pieces: dict[int, Piece] = {}
         taken = 0
         try:
-            for item, offset in zip(request.items, request.offset, strict=True):
-                incoming = engine.uploads.start(upload, item.item, item.length, encode.take_checks(item))
-                taken += incoming.length
-                pieces[item.item] = incoming, offset, upload.slices(item.item)
+            async for part in in_parts(range(len(request.items))):
+                for number in part:
+                    item = request.items[number]
+                    incoming = engine.uploads.start(upload, item.item, item.length, encode.take_checks(item))
+                    taken += incoming.length
+                    pieces[item.item] = incoming, request.offset[number], upload.slices(item.item)
             await self._copied(arena, list(pieces.values()), taken)
             engine.uploads.finish(upload, {index: piece[0] for index, piece in pieces.items()})
             stored, taken = taken, 0
@@ -108,15 +120,17 @@ class ArenaCalls:
 
 
 def _copy(arena: Arena, pieces: Iterable[Piece]) -> None:
+    """DamagedBytes where what was copied does not have its checksum."""
     for incoming, offset, slices in pieces:
         incoming.fill(_from(arena, offset), slices)
+        incoming.check()
 
 
 def _from(arena: Arena, offset: int) -> Callable[[memoryview], None]:
     return lambda target: arena.copy(offset, target)
 
 
-def _check_places(request: pb.WriteArenaRequest, size: int) -> None:
+async def _check_places(request: pb.WriteArenaRequest, size: int) -> None:
     """InvalidArgument unless each item lies within an arena of `size` bytes, and is named once."""
     if len(request.offset) != len(request.items):
         raise InvalidArgument(
@@ -126,7 +140,9 @@ def _check_places(request: pb.WriteArenaRequest, size: int) -> None:
             allowed=f"{len(request.items)}, one for each item",
         )
     seen: set[int] = set()
-    for number, (item, offset) in enumerate(zip(request.items, request.offset, strict=True)):
+
+    def check(number: int, item: pb.WriteItem) -> None:
+        offset = request.offset[number]
         if item.length > size or offset > size - item.length:
             raise InvalidArgument(
                 f"items[{number}] does not lie in the arena",
@@ -139,3 +155,5 @@ def _check_places(request: pb.WriteArenaRequest, size: int) -> None:
                 "the item is named twice", field="items.item", value=item.item, allowed="each item once"
             )
         seen.add(item.item)
+
+    await mapped(check, request.items)

@@ -257,7 +257,7 @@ class Engine:
                 )
             )
         finally:
-            self.uploads.end(upload.reservation_id)
+            await by_turns(self.uploads.ending(upload.reservation_id))
             self.activity.note()
         async for visible in in_parts(report.visible):
             self.flights.published(upload.namespace, visible)
@@ -277,7 +277,7 @@ class Engine:
             # Being committed, ended, or never there: nothing to abort.
             return False
         self.core.abort(reservation_id, session.id)
-        self.uploads.end(reservation_id)
+        at_leisure(self.uploads.ending(reservation_id))
         self.activity.note()
         return True
 
@@ -287,10 +287,10 @@ class Engine:
         """Everything of one namespace or of all, in every tier, handoffs included."""
 
         def emptied() -> None:
-            self.uploads.end_where(lambda upload: namespace in (None, upload.namespace))
+            at_leisure(self.uploads.ending_where(lambda upload: namespace in (None, upload.namespace)))
             digest = None if namespace is None else NamespaceDigest(namespace)
             self.handoffs.clear(digest)
-            self.flights.clear(digest)
+            at_leisure(self.flights.clearing(digest))
             self.activity.note()
 
         return await self.registry.clear(namespace, emptied=emptied)
@@ -310,9 +310,9 @@ class Engine:
     def _end_session(self, session: Session) -> None:
         now = self.time.monotonic()
         at_leisure(self.core.ending(session.id, now), self.activity.note)
-        self.uploads.end_where(lambda upload: upload.session == session.id)
+        at_leisure(self.uploads.ending_where(lambda upload: upload.session == session.id))
         self.handoffs.end_session(session.id, now)
-        self.flights.end_session(session.id)
+        at_leisure(self.flights.ending_session(session.id))
         if self.reader.memory is not None:
             self.reader.memory.take_back(session.extents)
         self.arenas.end(session.id)
@@ -324,9 +324,9 @@ class Engine:
         self.counts["expired_leases_total"] += await by_turns(self.core.expiring_leases(now))
         self.core.expire_reservations(now)
         await by_turns(self.core.forgetting_claims())
-        self.uploads.end_where(lambda upload: upload.deadline <= now)
+        await by_turns(self.uploads.ending_where(lambda upload: upload.deadline <= now))
         self.handoffs.expire(now)
-        self.flights.expire()
+        await by_turns(self.flights.expiring())
         self.core.pool.expire(now)
         self.activity.note()
 

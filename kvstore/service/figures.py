@@ -84,6 +84,7 @@ def figures(engine: Engine) -> dict[str, float]:
         "ssd_read_seconds_per_byte": engine.reader.rate.seconds_per_byte,
         **_memory(engine),
         "loop_gap_seconds_max": engine.loop.longest_seconds,
+        "loop_gap_own_seconds_max": engine.loop.longest_own_seconds,
         "loop_gaps_long_total": engine.loop.long_total,
         "jobs_waiting": engine.writer.waiting,
         "commits_total": engine.writer.commits_total,

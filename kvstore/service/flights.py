@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kvstore.core import LookupResult
 from kvstore.core.flights import STATES_SECONDS, Flight, FlightTable, patience
+from kvstore.core.steps import Steps
 from kvstore.errors import UnknownSession
 from kvstore.plan.base import RestorePlan
 from kvstore.service.session import Session
@@ -227,15 +228,22 @@ class Flights:
         self._ended([] if flight is None else [flight])
         return flight is not None
 
-    def end_session(self, session: str) -> None:
-        self._ended(self.table.end_session(session))
+    def ending_session(self, session: str) -> Steps[None, None]:
+        """End the session's flights."""
+        yield from self._ending(self.table.of_session(session))
 
-    def clear(self, namespace: NamespaceDigest | None) -> None:
-        """Nothing of the namespace, or of any, is to come: the flights end."""
-        self._ended(self.table.end_namespace(namespace))
+    def clearing(self, namespace: NamespaceDigest | None) -> Steps[None, None]:
+        """Nothing of the namespace, or of any, is to come: the flights of now end."""
+        yield from self._ending(self.table.of_namespace(namespace))
 
-    def expire(self) -> None:
-        self._ended(self.table.end_due(self._now()))
+    def expiring(self) -> Steps[None, None]:
+        """End those that are past their deadline."""
+        yield from self._ending(self.table.due(self._now()))
+
+    def _ending(self, numbers: Iterable[int]) -> Steps[None, None]:
+        for flights in self.table.ending(numbers):
+            self._ended(flights)
+            yield
 
     def close(self) -> None:
         """The service takes no new work: nobody waits from here on."""

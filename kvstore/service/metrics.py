@@ -34,6 +34,7 @@ def split_address(text: str, *, field: str = "metrics") -> tuple[str, int]:
 
 HELP = {
     "loop_gap_seconds_max": "longest time that the event loop, and so every call, was held up, of the last two minutes",
+    "loop_gap_own_seconds_max": "the longest of it that this process itself was busy, and not the machine with others",
     "loop_gaps_long_total": "how often the event loop was held up for 20 ms or longer",
     "states_ssd": "window states on SSD: whole states and rows of blocks",
     "states_ssd_bytes": "bytes of window states on SSD, rows included",

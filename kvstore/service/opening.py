@@ -10,6 +10,7 @@ from kvstore.clock import Clock
 from kvstore.config import ServiceConfig
 from kvstore.service.process import Places, check_space, make_directory
 from kvstore.store import RecordLog, Recovery, open_log
+from kvstore.store.device import Device
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,13 @@ class StartStopped(Exception):
 
 
 def open_store(
-    places: Places, config: ServiceConfig, segment_bytes: int, clock: Clock, is_stopped: Callable[[], bool]
+    places: Places,
+    config: ServiceConfig,
+    segment_bytes: int,
+    clock: Clock,
+    is_stopped: Callable[[], bool],
+    *,
+    device: Device | None,
 ) -> tuple[RecordLog, Recovery]:
     """Raises StartStopped, and then holds nothing, when `is_stopped` says so at one of its steps."""
     make_directory(places.directory)
@@ -40,6 +47,7 @@ def open_store(
         budget_bytes=config.disk,
         segment_bytes=segment_bytes,
         clock=clock,
+        device=device,
         progress=_StartLog(clock, is_stopped),
     )
     if is_stopped():

@@ -21,13 +21,14 @@ from typing import Protocol, TypeVar
 
 from kvstore.clock import Clock
 from kvstore.core.base import FetchItem
-from kvstore.errors import DeviceError
+from kvstore.errors import DeviceError, LimitExceeded
 from kvstore.memory import BlockCache, Slot
 from kvstore.service.gate import ReadGate
 from kvstore.service.mapping import row_of
 from kvstore.service.rates import ReadRate
 from kvstore.service.rooms import Rooms
 from kvstore.store.base import Place, RecordKind, RecordLog, Wanted
+from kvstore.store.device import OutOfDescriptors
 from kvstore.store.format import LARGE_PAYLOAD_BYTES, payload_gap, record_span
 from kvstore.types import BytesLike
 
@@ -430,10 +431,17 @@ class Reader:
         return payloads, room
 
     def _read(self, wanted: Sequence[Wanted], room: memoryview | None) -> list[BytesLike | None]:
-        """In a reader thread. What the device cannot read is None like what is damaged: a miss for whoever asked."""
+        """In a reader thread. What the device cannot read is None like what is damaged: a miss for whoever asked. LimitExceeded
+        where no file can be opened now, which is no reason to forget anything."""
         start = self._clock.monotonic()
         try:
             payloads = self._log.read(wanted, room)
+        except OutOfDescriptors as error:
+            raise LimitExceeded(
+                f"too many files are open to read another one; try again later: {error}",
+                field="RLIMIT_NOFILE",
+                value="used up",
+            ) from error
         except DeviceError as error:
             log.warning("could not read %d items: %s", len(wanted), error)
             if len(wanted) == 1:

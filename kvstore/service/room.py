@@ -110,14 +110,16 @@ class RoomMaker:
     async def survey(self) -> Survey:
         """Tell the log what to discard and let it give back what it can."""
         discards, self._discards = self._discards, []
+        # The thread empties it: to let go of a million at once, as after a clear, would hold up the event loop.
         survey = await self._in_thread(lambda: self._look(discards))
         self.space = survey.space
         return survey
 
     def _look(self, discards: list[Place]) -> Survey:
         # Some at a time: readers wait for the same lock.
-        for first in range(0, len(discards), DISCARDS_AT_ONCE):
-            self._log.discard(discards[first : first + DISCARDS_AT_ONCE])
+        while discards:
+            self._log.discard(discards[-DISCARDS_AT_ONCE:])
+            del discards[-DISCARDS_AT_ONCE:]
         self._log.reclaim()
         room = self._log.room_bytes()
         space = self._log.space()

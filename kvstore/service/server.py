@@ -47,6 +47,7 @@ from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.upkeep import Upkeep
 from kvstore.service.writer import Writer
 from kvstore.store import RecordLog, Recovery
+from kvstore.store.device import Device
 from kvstore.store.records import Records
 from kvstore.store.space import segment_bytes_for
 from kvstore.store.wear import check_bytes_per_day
@@ -55,6 +56,9 @@ from kvstore.types import BootId
 log = logging.getLogger(__name__)
 
 READER_THREADS = 4
+COPIER_THREADS = 2
+"""For bytes that are in memory: they do not wait for those that wait for the device."""
+
 LEASES_SHARE = 4
 """One session has at most this part of all leases."""
 
@@ -66,8 +70,8 @@ QUIET_SECONDS = 1.0
 """At a stop, leases and reservations whose owners do nothing for so long are not waited for."""
 LAST_CALLS_SECONDS = 2.0
 
-DESCRIPTORS_PER_SESSION = 5
-"""The session's own connection, twice, its calls', and its arena's, twice; or its connections over TCP."""
+DESCRIPTORS_PER_SESSION = 6
+"""The session's own connection, twice, its calls' two, and its arena's, twice; or its connections over TCP."""
 DESCRIPTORS_PER_EXTENT = 2
 """One to pass on, and one that mmap keeps."""
 DESCRIPTORS_BESIDE = 1024
@@ -111,12 +115,14 @@ async def run_service(
     config: ServiceConfig,
     *,
     clock: Clock | None = None,
+    device: Device | None = None,
     ready: Callable[[], None] | None = None,
     stop: asyncio.Event | None = None,
     doors: Callable[[Engine], Doors] | None = None,
 ) -> None:
-    """The service in this event loop, until SIGTERM or SIGINT, or until `stop` is set, and no signal is looked at. `doors`
-    makes the ways in; without it they are sockets. Raises KvstoreError when it cannot start."""
+    """The service in this event loop, until SIGTERM or SIGINT, or until `stop` is set, and no signal is looked at. `device`: what
+    the store lies on instead of the directory itself. `doors` makes the ways in; without it they are sockets. Raises
+    KvstoreError when it cannot start."""
     clock = SystemClock() if clock is None else clock
     places = Places(Path(config.dir).absolute())
     places.check()
@@ -136,10 +142,12 @@ async def run_service(
             ThreadPoolExecutor(1, "kvstore-writer", initializer=keep_stop_signals_away)
         )
         reader_threads = ends.enter_context(ThreadPoolExecutor(READER_THREADS, "kvstore-reader"))
+        copier_threads = ends.enter_context(ThreadPoolExecutor(COPIER_THREADS, "kvstore-copier"))
         time = ServiceTime(clock)
         try:
             store, recovery = await loop.run_in_executor(
-                writer_thread, open_store, places, config, segment_bytes, time, stop.is_set
+                writer_thread,
+                lambda: open_store(places, config, segment_bytes, time, stop.is_set, device=device),
             )
         except StartStopped:
             log.info("stopped while the store was being opened; it is as before")
@@ -164,7 +172,7 @@ async def run_service(
         )
         # The service lets go of it once it is loaded.
         del recovery
-        await service.run(writer_thread, reader_threads, stop=stop, ready=ready)
+        await service.run(writer_thread, reader_threads, copier_threads, stop=stop, ready=ready)
 
 
 def _stop_event() -> asyncio.Event:
@@ -200,12 +208,13 @@ class _Service:
         self,
         writer_thread: ThreadPoolExecutor,
         reader_threads: ThreadPoolExecutor,
+        copier_threads: ThreadPoolExecutor,
         *,
         stop: asyncio.Event,
         ready: Callable[[], None] | None,
     ) -> None:
         config = self._config
-        engine = self._engine(writer_thread, reader_threads)
+        engine = self._engine(writer_thread, reader_threads, copier_threads)
         async with AsyncExitStack() as ends:
             doors = self._doors(engine)
             ends.push_async_callback(doors.stop, 0)
@@ -246,7 +255,12 @@ class _Service:
         for path in (self._places.socket, self._places.session_socket):
             path.unlink(missing_ok=True)
 
-    def _engine(self, writer_thread: ThreadPoolExecutor, reader_threads: ThreadPoolExecutor) -> Engine:
+    def _engine(
+        self,
+        writer_thread: ThreadPoolExecutor,
+        reader_threads: ThreadPoolExecutor,
+        copier_threads: ThreadPoolExecutor,
+    ) -> Engine:
         config = self._config
         self._time.start_no_earlier(self._recovery.records.newest_use() - LAST_USE_STEP_SECONDS)
         memory = self._memory_to_map()
@@ -284,7 +298,7 @@ class _Service:
                 memory=memory,
             ),
             time=self._time,
-            threads=reader_threads,
+            threads=copier_threads,
             pins=pins,
         )
         writer = Writer(

@@ -13,6 +13,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from kvstore.errors import ALL_ERRORS, InvalidArgument, KvstoreError
+from kvstore.service.handlers import Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +83,13 @@ def answering(method: Callable[[S, R, Context], Awaitable[A]]) -> Callable[[S, R
     async def call(servicer: S, request: R, context: Context) -> A:
         try:
             servicer.check_ready()
+            if isinstance(request, Unreadable):
+                raise InvalidArgument(f"not a message of this call: {request.why}", field="request")
             return await method(servicer, request, context)
         except KvstoreError as error:
             await refuse(context, error)
         except DecodeError as error:
-            # Of a frame of a stream; gRPC answers for single requests before they come here.
+            # Of a frame of a stream.
             await refuse(context, InvalidArgument(f"not a message of this call: {error}", field="frame"))
         except Exception:  # noqa: BLE001 -- the last line of defence: logged whole, and answered with its number
             await _abort_unexpected(context, method.__name__)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.core.base import Granted, Written
+from kvstore.core.steps import ITEMS_AT_ONCE, Steps
 from kvstore.errors import InvalidArgument, UnknownReservation
 from kvstore.profile.base import Profile
 from kvstore.profile.layout import slice_ends
@@ -168,22 +169,41 @@ class Uploads:
         self._check_open(upload)
         upload.closed = True
 
-    def end(self, reservation_id: int) -> None:
-        """Its memory goes back. Ending twice does nothing."""
-        upload = self._open.pop(reservation_id, None)
-        if upload is not None:
-            upload.closed = True
-            self._staging.give_back(upload.staged_bytes, upload.session)
-            for incoming in upload.arrived.values():
-                if incoming.slot is not None:
-                    self._slots.give_back(incoming.slot)
-            upload.arrived.clear()
+    def ending(self, reservation_id: int) -> Steps[None, None]:
+        """It takes nothing in from the first step on; its memory goes back by and by. Ending twice does nothing."""
+        yield from self._ending([self._open[reservation_id]] if reservation_id in self._open else [])
 
-    def end_where(self, over: Callable[[Upload], bool]) -> None:
-        """End those that are not being committed and for which `over` holds."""
-        for upload in list(self._open.values()):
-            if not upload.closed and over(upload):
-                self.end(upload.reservation_id)
+    def ending_where(self, over: Callable[[Upload], bool]) -> Steps[None, None]:
+        """The same of those that are not being committed and for which `over` holds now."""
+        yield from self._ending([each for each in self._open.values() if not each.closed and over(each)])
+
+    def _ending(self, uploads: Sequence[Upload]) -> Steps[None, None]:
+        for upload in uploads:
+            upload.closed = True
+            del self._open[upload.reservation_id]
+        done = 0
+        try:
+            for upload in uploads:
+                while upload.arrived:
+                    self._let_go(upload)
+                    done += 1
+                    if done % ITEMS_AT_ONCE == 0:
+                        yield
+        finally:
+            for upload in uploads:
+                while upload.arrived:
+                    self._let_go(upload)
+                # Of items that were coming in.
+                self._staging.give_back(upload.staged_bytes, upload.session)
+                upload.staged_bytes = 0
+
+    def _let_go(self, upload: Upload) -> None:
+        """Of one item."""
+        _, incoming = upload.arrived.popitem()
+        upload.staged_bytes -= incoming.length
+        self._staging.give_back(incoming.length, upload.session)
+        if incoming.slot is not None:
+            self._slots.give_back(incoming.slot)
 
     def _check_unwritten(self, upload: Upload, index: int) -> None:
         if index in upload.arrived:

@@ -187,7 +187,7 @@ class Simulation:
         if self._ages is None:
             return found
         blocks = self._ages.serve(self._log.blocks(request), found.coverage.blocks, now)
-        return replace(found, coverage=Coverage(blocks))
+        return found._replace(coverage=Coverage(blocks))
 
     def _count(self, found: LookupResult, tokens: int, blocks: int, prompt: int) -> int:
         """Count a request; where it resumes, in tokens."""

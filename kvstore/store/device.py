@@ -23,6 +23,8 @@ _NO_SPACE = {
     errno.EFBIG: "a file size limit was reached",
     errno.EROFS: "the file system is mounted read-only",
 }
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+
 NOT_FOR_WANT_OF_ROOM = frozenset({"EFBIG", "EROFS"})
 """Values of a NoSpace: no removal would help."""
 
@@ -185,7 +187,12 @@ def device_error(error: OSError, *, action: str, path: str) -> KvstoreError:
     if reason is not None:
         name = errno.errorcode[error.errno or 0]
         return NoSpace(f"cannot {action} {path}: {reason} ({name})", value=name)
-    return DeviceError(f"cannot {action} {path}: {error.strerror or error}")
+    kind = OutOfDescriptors if error.errno in _NO_DESCRIPTORS else DeviceError
+    return kind(f"cannot {action} {path}: {error.strerror or error}")
+
+
+class OutOfDescriptors(DeviceError):
+    """The process, or the system, may open no more files now: that says nothing about what lies in them."""
 
 
 @contextmanager

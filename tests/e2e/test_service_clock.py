@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-from kvstore.clock import SystemClock
-from kvstore.config import ServiceConfig
-from kvstore.service.server import run_service
 from tests.e2e.service_raw import Chain, Raw
-from tests.support.service import SMALL, short_directory
+from tests.support.service import short_directory
+from tests.support.serving import SetClock, serving
 
 DAY = 86_400.0
-
-
-class SetClock(SystemClock):
-    offset = 0.0
-
-    def wall(self) -> float:
-        return super().wall() + self.offset
-
-
-@asynccontextmanager
-async def serving(directory: Path, clock: SetClock) -> AsyncIterator[None]:
-    ready = asyncio.Event()
-    config = ServiceConfig(**{**SMALL, "dir": str(directory)})
-    service = asyncio.create_task(run_service(config, clock=clock, ready=ready.set))
-    started = asyncio.create_task(ready.wait())
-    await asyncio.wait({service, started}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
-    assert ready.is_set()
-    yield
-    os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(service, 20)
 
 
 def store(directory: Path, *, seed: int) -> None:
@@ -51,13 +25,13 @@ def held(directory: Path, *, seed: int) -> int:
 async def test_what_is_written_while_the_clock_is_wrong_makes_nothing_older_at_the_next_start() -> None:
     clock = SetClock()
     with short_directory() as directory:
-        async with serving(directory, clock):
+        async with serving(directory, clock=clock):
             await asyncio.to_thread(store, directory, seed=0)
             for seed, wrong in enumerate((4 * DAY, -4 * DAY, 50_000 * DAY), 1):
                 clock.offset = wrong
                 await asyncio.to_thread(store, directory, seed=seed)
         clock.offset = 0.0
-        async with serving(directory, clock):
+        async with serving(directory, clock=clock):
             for seed in range(4):
                 assert await asyncio.to_thread(held, directory, seed=seed) == 3
 
@@ -67,6 +41,6 @@ async def test_a_clock_past_the_end_of_its_seconds_does_not_stop_a_service() -> 
     clock.offset = 100_000 * DAY
     with short_directory() as directory:
         for seed in range(2):
-            async with serving(directory, clock):
+            async with serving(directory, clock=clock):
                 await asyncio.to_thread(store, directory, seed=seed)
                 assert await asyncio.to_thread(held, directory, seed=0) == 3

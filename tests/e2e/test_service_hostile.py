@@ -144,6 +144,38 @@ def test_the_largest_reservation_that_is_allowed_is_not_too_large_a_message(raw:
     assert error_of(refused.value) == "LIMIT_EXCEEDED"
 
 
+UNARY = (
+    "Lookup",
+    "OpenNamespace",
+    "Reserve",
+    "Release",
+    "Commit",
+    "Abort",
+    "EndFlight",
+    "WriteArena",
+    "DropHandoff",
+)
+
+
+@pytest.mark.parametrize("service_name", ["Cache", "Admin"])
+def test_a_request_that_is_no_message_is_the_senders_mistake(raw: Raw, service_name: str) -> None:
+    names = UNARY if service_name == "Cache" else ("Stats", "Clear", "SetPolicy", "DropStates", "SetMemory")
+    for name in names:
+        call = raw.channel.unary_unary(f"/kvstore.v1.{service_name}/{name}")
+        with pytest.raises(grpc.RpcError, match="not a message of this call") as refused:
+            call(b"\x0a\xff\xff", metadata=raw.metadata, timeout=10)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, name
+        assert error_of(refused.value) == "INVALID_ARGUMENT", name
+
+
+def test_a_request_for_a_stream_that_is_no_message_is_the_senders_mistake(raw: Raw) -> None:
+    for name in ("Fetch", "Map", "TakeHandoff"):
+        call = raw.channel.unary_stream(f"/kvstore.v1.Cache/{name}")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(call(b"\x0a\xff\xff", metadata=raw.metadata, timeout=10))
+        assert error_of(refused.value) == "INVALID_ARGUMENT", name
+
+
 def test_a_frame_that_is_no_message_is_the_senders_mistake(raw: Raw) -> None:
     for name in ("Write", "PutHandoff"):
         call = raw.channel.stream_unary(f"/kvstore.v1.Cache/{name}")

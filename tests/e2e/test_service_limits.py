@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,47 +14,12 @@ from contextlib import ExitStack
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.v1 import cache_pb2 as pb
 from tests.e2e.service_raw import Chain, Raw, error_of
 from tests.e2e.test_service_map import wait_for
+from tests.support.probe import Probe
 from tests.support.service import _PROGRAM, SMALL, running_service, short_directory
-
-
-class Probe:
-    """Asks for health every so often in a thread of its own; how long the slowest answer took."""
-
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.answers = 0
-        self.slowest_seconds = 0.0
-        self.errors: list[str] = []
-
-    def _run(self) -> None:
-        with grpc.insecure_channel(self._target, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            while not self._over.wait(0.05):
-                begin = time.monotonic()
-                try:
-                    reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
-                except grpc.RpcError as error:
-                    self.errors.append(str(error))
-                    continue
-                if reply.status != health_pb2.HealthCheckResponse.SERVING:
-                    self.errors.append(str(reply))
-                self.slowest_seconds = max(self.slowest_seconds, time.monotonic() - begin)
-                self.answers += 1
-
-    def __enter__(self) -> Probe:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
 
 
 def test_a_clear_of_many_blocks_holds_nobody_up_and_leaves_nothing() -> None:

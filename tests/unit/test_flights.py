@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.core import LookupResult
-from kvstore.core.flights import LEAST_PATIENCE_SECONDS, SLACK, STATES_SECONDS, FlightTable, patience
+from kvstore.core.flights import (
+    KEYS_AT_ONCE,
+    LEAST_PATIENCE_SECONDS,
+    SLACK,
+    STATES_SECONDS,
+    Flight,
+    FlightTable,
+    patience,
+)
+from kvstore.core.steps import collected, whole
 from kvstore.errors import UnknownSession
 from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan, SaveStates
 from kvstore.service.flights import WAITING_KEYS_MAX, Flights, Prompt, Waited, own_seconds
@@ -25,6 +34,10 @@ OTHER = NamespaceDigest(b"o" * 32)
 
 def keys_of(name: str, count: int) -> list[BlockKey]:
     return [BlockKey(hashlib.sha256(f"{name}{i}".encode()).digest()) for i in range(count)]
+
+
+def ended(table: FlightTable, numbers: Iterable[int]) -> list[Flight]:
+    return collected(table.ending(numbers))[0]
 
 
 A, B = keys_of("a", 10), keys_of("b", 10)
@@ -148,15 +161,32 @@ def test_a_flight_ends_by_its_owner_its_session_or_its_deadline_and_once() -> No
     assert flights.end(numbers[0], "s1") is None, "another session's"
     assert flights.end(numbers[0], "s0") is made[0]
     assert flights.end(numbers[0], "s0") is None
-    assert flights.end_session("s1") == [made[1]]
-    assert flights.end_session("s1") == []
+    assert ended(flights, flights.of_session("s1")) == [made[1]]
+    assert ended(flights, flights.of_session("s1")) == []
     flights.visible(SPACE, [A[3]], 3.0)
-    assert flights.end_due(61.9) == [made[3]], "all visible: its states have a little longer"
+    assert ended(flights, flights.due(61.9)) == [made[3]], "all visible: its states have a little longer"
     assert made[3] is not None
     assert made[3].deadline == 3.0 + STATES_SECONDS
-    assert flights.end_due(62.0) == [made[2]]
+    assert ended(flights, flights.due(62.0)) == [made[2]]
     assert (len(flights), flights.keys) == (1, 1)
     flights.check_integrity()
+
+
+def test_many_flights_end_in_steps_between_which_all_is_in_order() -> None:
+    flights = table()
+    numbers = []
+    for number in range(20):
+        keys = keys_of(f"long{number}", KEYS_AT_ONCE // 4)
+        made = flights.announce("s", SPACE, keys, expected_seconds=1.0, now=0.0)
+        assert made is not None
+        numbers.append(made.flight_id)
+    steps = flights.ending(flights.of_session("s"))
+    assert [each.flight_id for each in next(steps)] == numbers[:4]
+    flights.check_integrity()
+    # What ends meanwhile in another way is not ended twice.
+    assert flights.end(numbers[4], "s") is not None
+    assert [each.flight_id for step in steps for each in step] == numbers[5:]
+    assert (len(flights), flights.keys) == (0, 0)
 
 
 def test_past_a_limit_there_is_no_flight_and_that_is_counted() -> None:
@@ -192,17 +222,17 @@ def test_any_order_of_events_keeps_the_laws(events: list[tuple[str, int, int, in
         elif event == "e":
             flights.end(numbers[first % len(numbers)], session)
         elif event == "s":
-            flights.end_session(session)
+            ended(flights, flights.of_session(session))
         elif event == "v":
             flights.visible(SPACE, keys, now)
         else:
-            flights.end_due(now)
+            ended(flights, flights.due(now))
         count_ahead, flight, shared = flights.ahead("nobody", SPACE, keys)
         assert 0 <= shared <= count_ahead <= len(keys)
         assert (flight is None) == (shared == 0) == (count_ahead == 0)
         flights.check_integrity()
     for who in range(3):
-        flights.end_session(f"s{who}")
+        ended(flights, flights.of_session(f"s{who}"))
     assert (len(flights), flights.keys) == (0, 0)
     flights.check_integrity()
 
@@ -333,11 +363,11 @@ async def test_what_ends_an_owner_wakes_its_waiters() -> None:
         waiter = made.wait("other")
         await turns()
         if end == "session":
-            made.flights.end_session("owner")
+            whole(made.flights.ending_session("owner"))
         elif end == "deadline":
             _, flight, _ = made.flights.table.ahead("", SPACE, A)
             assert flight is not None
-            made.flights._ended(made.flights.table.end_due(flight.deadline))
+            made.flights._ended(ended(made.flights.table, made.flights.table.due(flight.deadline)))
         else:
             made.flights.close()
         waited = await asyncio.wait_for(waiter, 5)
@@ -459,9 +489,9 @@ def test_the_flights_of_a_namespace_end_together() -> None:
     table = FlightTable(seconds=60.0)
     mine = table.announce("one", SPACE, [BlockKey(b"a" * 32)], expected_seconds=1.0, now=0.0)
     theirs = table.announce("one", OTHER, [BlockKey(b"a" * 32)], expected_seconds=1.0, now=0.0)
-    assert table.end_namespace(SPACE) == [mine]
+    assert ended(table, table.of_namespace(SPACE)) == [mine]
     table.check_integrity()
-    assert table.end_namespace(None) == [theirs]
+    assert ended(table, table.of_namespace(None)) == [theirs]
     assert len(table) == 0
 
 
@@ -484,7 +514,7 @@ async def test_who_needs_exact_blocks_does_not_wait_for_approximate_ones() -> No
     )
     await turns()
     assert made.flights.waiting == 1
-    made.flights.clear(SPACE)
+    whole(made.flights.clearing(SPACE))
     assert (await asyncio.wait_for(loose, 5)).inherits
     assert len(made.flights.table) == 0
 

@@ -8,10 +8,11 @@ from contextlib import aclosing
 import pytest
 
 from kvstore.core import FetchItem
-from kvstore.errors import DeviceError, UnknownLease
+from kvstore.errors import DeviceError, LimitExceeded, UnknownLease
 from kvstore.service.reader import BATCH_BYTES, Read
 from kvstore.service.rooms import KEPT_ROOMS, ROOM_BYTES, Rooms
 from kvstore.store import Place
+from kvstore.store.device import OutOfDescriptors
 from tests.support.reading import SIZE, item, payload_of, rig
 
 
@@ -117,6 +118,16 @@ async def test_what_the_device_cannot_read_is_a_miss_for_that_item_alone(
         assert right(await made.all()) == [False, True, True]
         assert made.forgotten == [made.items[0]]
         assert "could not read 1 items" in caplog.text
+
+
+async def test_where_no_file_can_be_opened_now_nothing_is_forgotten() -> None:
+    with rig(3) as made:
+        await made.all()
+        made.device.fail_at(made.device.calls + 1, OutOfDescriptors("no"))
+        with pytest.raises(LimitExceeded, match="RLIMIT_NOFILE"):
+            await made.all()
+        assert (made.forgotten, made.reader.gate.held_bytes) == ([], 0)
+        assert all(right(await made.all()))
 
 
 async def test_an_item_gone_meanwhile_is_a_miss_and_not_damage() -> None:
