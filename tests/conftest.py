@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 
+# gRPC reads it when it is imported. Its own fork handlers crash the child of a process with an asynchronous channel over TCP
+# now and then (grpcio 1.85); without them a child that leaves gRPC alone, as ours are made to, is safe.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 import pytest
 
 REQUIRED = frozenset(filter(None, os.environ.get("KVSTORE_REQUIRE", "").split(",")))
