@@ -17,14 +17,8 @@ from kvstore.errors import ConfigError, InvalidArgument, KvstoreError, Unavailab
 from kvstore.service.admin_servicer import AdminServicer
 from kvstore.service.cache_servicer import CacheServicer
 from kvstore.service.engine import Engine
-from kvstore.service.inprocess_calls import (
-    NO_SERVICE,
-    AwaitedChannel,
-    BlockingChannel,
-    Call,
-    Handler,
-    Status,
-)
+from kvstore.service.inprocess_calls import NO_SERVICE, Call, Handler, Status
+from kvstore.service.inprocess_channel import AwaitedChannel, BlockingChannel
 from kvstore.service.listening import ADMIN, CACHE
 from kvstore.service.server import run_service
 

@@ -6,13 +6,9 @@ Hosts are network namespaces (tests/support/netns.py). A scenario is a function 
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +18,17 @@ from kvstore.errors import Unavailable
 from kvstore.service.process import KEPT_FREE_BYTES
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client import CacheClient, Deadlines, FetchedItem, Lookup
-from kvstore_client.aio import AsyncCacheClient
 from tests.e2e.service_raw import Raw
 from tests.support import longway, netns
-from tests.support.blocking import Blocking, LoopThread
+from tests.support.across import BLOCKS, PORT, PROFILE, Ground, bare_seconds, service_on, start_on, timed
 from tests.support.calls import Caller, look, within
-from tests.support.chains import Chain, identity_of, open_state
+from tests.support.chains import Chain, open_state
 from tests.support.longway import LongWay
-from tests.support.netns import Hosts, inside, run_there, two_hosts, what_hosts_lack
+from tests.support.netns import Hosts, run_there, two_hosts, what_hosts_lack
 from tests.support.polling import wait_for
-from tests.support.remote import TOKENS, Secrets, make_secrets
-from tests.support.service import ServiceProcess, short_directory
+from tests.support.remote import Secrets, make_secrets
+from tests.support.service import ServiceProcess
 
-PORT = 7000
-PROFILE = "flash-slim"
-BLOCKS = 60
 MBIT = 200.0
 SHARE_LEAST = 0.8
 TRIES = 4
@@ -58,49 +50,6 @@ RESTING = (
 """What is as before when nobody is there any more."""
 
 
-@dataclass(frozen=True)
-class Ground:
-    """What a scenario needs to know. `kind` of client: sync or async; `seed`: keeps what scenarios store apart."""
-
-    hosts: Hosts
-    secrets: Secrets
-    directory: Path
-    pid: int
-    port: int = PORT
-    kind: str = "sync"
-    seed: int = 0
-
-    @contextmanager
-    def client(self, host: str = netns.SERVICE_IP, **options: Any) -> Iterator[CacheClient]:
-        given = {
-            "address": f"tcp://{host}:{self.port}",
-            "owner": "across",
-            "token": TOKENS[0],
-            "ca": self.secrets.folder / "issuer.pem",
-            "deadlines": Deadlines(connect=5.0, lookup=10.0, fetch=30.0, write=30.0),
-            **options,
-        }
-        with ExitStack() as stack:
-            if self.kind == "sync":
-                yield stack.enter_context(CacheClient(**given))
-                return
-            thread = LoopThread(asyncio.new_event_loop)
-            stack.callback(thread.close)
-            client: Any = Blocking(AsyncCacheClient(**given), thread)
-            yield stack.enter_context(client)
-
-    def chain(self, blocks: int = BLOCKS, *, number: int = 0, stored: bool = True) -> Chain:
-        """Stored from the service's own host, where the cable is not in the way."""
-        with CacheClient(self.directory, owner="writer") as client:
-            name = f"{self.seed}-{number}"
-            chain = Chain.of(
-                client.open_namespace(identity_of(PROFILE, salt=name), name=name), blocks, seed=1
-            )
-            for first in range(0, blocks if stored else 0, 20):
-                chain.store(client, first=first, last=min(first + 20, blocks))
-            return chain
-
-
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
     lack = what_hosts_lack()
@@ -115,21 +64,6 @@ def hosts() -> Iterator[Hosts]:
 @pytest.fixture(scope="module")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Secrets:
     return make_secrets(tmp_path_factory.mktemp("secrets"), netns.SERVICE_IP, longway.SERVICE_IP)
-
-
-@contextmanager
-def service_on(hosts: Hosts, secrets: Secrets, port: int) -> Iterator[ServiceProcess]:
-    with short_directory() as directory, ExitStack() as stack:
-        service = ServiceProcess(directory, **{**secrets.options, "listen": f"0.0.0.0:{port}"})
-        stack.push(service)
-        start_on(hosts, service)
-        yield service
-
-
-def start_on(hosts: Hosts, service: ServiceProcess) -> None:
-    with inside(hosts.service):
-        service.start(wait=False)
-    service.wait_ready()
 
 
 @pytest.fixture(scope="module")
@@ -157,42 +91,6 @@ def ground(
 
 
 # ---- what the cable carries -------------------------------------------------------------------------------------------
-
-
-def bare_seconds(hosts: Hosts, size: int, *, up: bool) -> float:
-    """How long a stream of so many bytes takes with nothing around it. `up`: to the service's host, else from it."""
-    with inside(hosts.service):
-        listener = socket.create_server((netns.SERVICE_IP, 0))
-
-    def send(end: socket.socket) -> None:
-        end.sendall(bytes(size))
-        end.shutdown(socket.SHUT_WR)
-        end.recv(1)
-
-    def receive(end: socket.socket) -> None:
-        left = size
-        while left:
-            left -= len(end.recv(1 << 18))
-
-    def there() -> None:
-        with listener.accept()[0] as end:
-            (receive if up else send)(end)
-
-    thread = threading.Thread(target=there)
-    with listener:
-        thread.start()
-        begin = time.monotonic()
-        with socket.create_connection(listener.getsockname(), timeout=30) as end:
-            (send if up else receive)(end)
-            seconds = time.monotonic() - begin
-        thread.join(30)
-    return seconds
-
-
-def timed(call: Callable[[], object]) -> float:
-    begin = time.monotonic()
-    call()
-    return time.monotonic() - begin
 
 
 def fills_the_cable(

@@ -18,7 +18,8 @@ from kvstore.config import ServiceConfig
 from kvstore.errors import ConfigError, DirectoryInUse, InvalidArgument, KvstoreError, Unavailable
 from kvstore.service import inprocess_calls
 from kvstore.service.inprocess import InProcessService
-from kvstore.service.inprocess_calls import WAITING_MAX, AwaitedChannel, BlockingChannel, CallFailed, Handler
+from kvstore.service.inprocess_calls import WAITING_MAX, CallFailed, Handler
+from kvstore.service.inprocess_channel import AwaitedChannel, BlockingChannel
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.cache_pb2_grpc import AdminStub, CacheStub
 from kvstore_client import CacheClient, InProcessAddress
@@ -55,6 +56,8 @@ class Loop:
 
     def close(self) -> None:
         async def ended() -> None:
+            for task in self.tasks:
+                task.cancel()
             if self.tasks:
                 await asyncio.wait(self.tasks)
 
@@ -255,8 +258,10 @@ async def test_a_task_that_is_cancelled_cancels_its_call() -> None:
         channel = AwaitedChannel(loop)
         call = method(channel, "unary_unary", "Forever")(None, timeout=20)
         waiting = asyncio.create_task(call._result())
+        await asyncio.sleep(0)
         while not loop.tasks:
             await asyncio.sleep(0)
+        # A task that has not begun would be ended without the call's hearing of it.
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
