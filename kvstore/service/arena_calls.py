@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
 
 from kvstore.errors import InvalidArgument, MemoryUnavailable
 from kvstore.memory import Arena
@@ -86,6 +88,7 @@ class ArenaCalls:
         await _check_places(request, arena.bytes)
         pieces: dict[int, Piece] = {}
         taken = 0
+        job: Future[None] | None = None
         try:
             async for part in in_parts(range(len(request.items))):
                 for number in part:
@@ -93,30 +96,36 @@ class ArenaCalls:
                     incoming = engine.uploads.start(upload, item.item, item.length, encode.take_checks(item))
                     taken += incoming.length
                     pieces[item.item] = incoming, request.offset[number], upload.slices(item.item)
-            await self._copied(arena, list(pieces.values()), taken)
+            if taken <= FRAME_BYTES and len(pieces) <= ITEMS_AT_ONCE:
+                _copy(arena, pieces.values())
+            else:
+                job = self._copying(arena, list(pieces.values()))
+                await asyncio.wrap_future(job)
             engine.uploads.finish(upload, {index: piece[0] for index, piece in pieces.items()})
             stored, taken = taken, 0
         finally:
-            engine.uploads.drop(upload, taken)
+            self._after(job, partial(engine.uploads.drop, upload, taken))
         engine.counts["arena_written_bytes_total"] += stored
         return pb.WriteReply(items=len(pieces), bytes=stored)
 
-    async def _copied(self, arena: Arena, pieces: Sequence[Piece], size: int) -> None:
-        """All of them have been copied out of the arena and summed up."""
-        if size <= FRAME_BYTES and len(pieces) <= ITEMS_AT_ONCE:
-            _copy(arena, pieces)
+    def _copying(self, arena: Arena, pieces: list[Piece]) -> Future[None]:
+        """All of them are copied out of the arena and summed up when it is over."""
+        arenas = self._engine.arenas
+        job = self._engine.threads.submit(_copy, arena, pieces)
+        arenas.borrow(arena)
+        self._after(job, partial(arenas.give_back, arena))
+        # One that is cancelled before its turn stays in the queue until then, without what it was to fill.
+        self._after(job, pieces.clear)
+        return job
+
+    def _after(self, job: Future[None] | None, call: Callable[[], object]) -> None:
+        """At once where there is no job, else when it is over: not when a call ends, which may be cancelled, since a thread that
+        has begun cannot be stopped."""
+        if job is None or job.done():
+            call()
             return
         loop = asyncio.get_running_loop()
-        arenas = self._engine.arenas
-        arenas.borrow(arena)
-        try:
-            job = self._engine.threads.submit(_copy, arena, pieces)
-        except RuntimeError:
-            arenas.give_back(arena)
-            raise
-        # Not when this call ends, which may be cancelled: a thread that has begun cannot be stopped.
-        job.add_done_callback(lambda _: loop.call_soon_threadsafe(arenas.give_back, arena))
-        await asyncio.wrap_future(job)
+        job.add_done_callback(lambda _: loop.call_soon_threadsafe(call))
 
 
 def _copy(arena: Arena, pieces: Iterable[Piece]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 
 from kvstore.core import Lease
 from kvstore.errors import UnknownLease
@@ -18,6 +18,8 @@ from kvstore.v1 import cache_pb2 as pb
 Part = tuple[pb.ItemHeader, BytesLike]
 """One item of a fetch on its way out."""
 
+
+LAST_WRITE_SECONDS = 1.0
 
 _DATA_TAG = bytes([pb.ItemFrame.DATA_FIELD_NUMBER << 3 | 2])
 """Of the field `data` on the wire, with its type: bytes behind their length."""
@@ -62,19 +64,41 @@ async def send_frames(
     try:
         async for frame in frames:
             if sending is not None:
-                await sending
+                await asyncio.shield(sending)
             may_send()
-            sending = asyncio.ensure_future(context.write(frame))
-            # Where nobody is left to hear of its error, that is no error of ours.
-            sending.add_done_callback(lambda done: done.cancelled() or done.exception())
+            sending = _begin(context.write(frame))
             # One turn of the loop, in which it begins.
             await asyncio.sleep(0)
         if sending is not None:
-            await sending
+            await asyncio.shield(sending)
     finally:
-        if sending is not None and not sending.done():
-            sending.cancel()
-            await asyncio.wait({sending}, timeout=1.0)
+        if sending is not None:
+            await _ended(sending)
+
+
+async def send(context: Context, message: object) -> None:
+    """Write one message of several. Who is cancelled meanwhile comes back when the write is over."""
+    sending = _begin(context.write(message))
+    try:
+        await asyncio.shield(sending)
+    finally:
+        await _ended(sending)
+
+
+def _begin(write: Awaitable[None]) -> asyncio.Future[None]:
+    sending = asyncio.ensure_future(write)
+    # Where nobody is left to hear of its error, that is no error of ours.
+    sending.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return sending
+
+
+async def _ended(sending: asyncio.Future[None]) -> None:
+    """While a write is under way gRPC takes no status, and a caller that is still there would wait for one without end."""
+    if not sending.done():
+        await asyncio.wait({sending}, timeout=LAST_WRITE_SECONDS)
+    if not sending.done():
+        sending.cancel()
+        await asyncio.wait({sending}, timeout=LAST_WRITE_SECONDS)
 
 
 def under(engine: Engine, lease: Lease, session: Session) -> Until:

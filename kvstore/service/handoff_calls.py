@@ -8,6 +8,7 @@ from kvstore.errors import GeometryMismatch, InvalidArgument, LimitExceeded, Unk
 from kvstore.pool.handoffs import TICKET_BYTES, Handoff, Take
 from kvstore.profile.layout import open_rows_bytes, state_layout
 from kvstore.service import encode
+from kvstore.service.delivery import send
 from kvstore.service.engine import Engine
 from kvstore.service.frames import FRAME_BYTES, Incoming, Receiver
 from kvstore.service.session import Session
@@ -150,7 +151,7 @@ class HandoffCalls:
                 header=header if at == 0 else None, data=bytes(payload[at : at + FRAME_BYTES])
             )
             await until_end(
-                context.write(frame),
+                send(context, frame),
                 session=session,
                 seconds=min(deadline, take.deadline) - engine.time.monotonic(),
                 late=lambda: UnknownTicket(

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from kvstore.core import FetchItem, Lease
 from kvstore.errors import MemoryUnavailable
 from kvstore.memory import Extent, Slot
-from kvstore.service.delivery import under
+from kvstore.service.delivery import send, under
 from kvstore.service.engine import Engine, LeasedItems
 from kvstore.service.mapping import Row, absent, reply_of
 from kvstore.service.pins import Pins
@@ -45,7 +45,7 @@ class MapCalls:
             async with aclosing(replies):
                 async for reply in replies:
                     engine.lease(lease.lease_id, session.id)
-                    await context.write(reply)
+                    await send(context, reply)
                     engine.counts["mapped_items_total"] += len(reply.extent) - list(reply.extent).count(0)
 
 

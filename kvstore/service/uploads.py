@@ -121,8 +121,8 @@ class Uploads:
         return upload
 
     def start(self, upload: Upload, index: int, length: int, checks: Checks) -> Incoming:
-        """Room for one item's bytes. InvalidArgument for an item that is not to be written like this; LimitExceeded;
-        UnknownReservation once the upload has ended: nothing would give that room back."""
+        """Room for one item's bytes, which is the caller's until `finish`, or to be dropped. InvalidArgument for an item that is
+        not to be written like this; LimitExceeded; UnknownReservation once the upload has ended."""
         self._check_open(upload)
         granted = upload.granted.get(index)
         if granted is None:
@@ -141,12 +141,15 @@ class Uploads:
             )
         self._check_unwritten(upload, index)
         self._staging.take(length, upload.session)
-        upload.staged_bytes += length
         # Large records are put together as they will lie on the disk; what the pool keeps has memory of its own.
         item = granted.item
         is_for_slot = item.to_ssd and not item.to_pool and length >= LARGE_PAYLOAD_BYTES
-        slot = self._slots.take(length) if is_for_slot else None
-        return Incoming(f"item {index}", length, checks, slot)
+        try:
+            slot = self._slots.take(length) if is_for_slot else None
+            return Incoming(f"item {index}", length, checks, slot)
+        except BaseException:
+            self._staging.give_back(length, upload.session)
+            raise
 
     def finish(self, upload: Upload, arrived: Mapping[int, Incoming]) -> None:
         """All items of a Write call have arrived and have their checksums. Raises as `start` where another call was
@@ -157,12 +160,12 @@ class Uploads:
         for incoming in arrived.values():
             incoming.check()
         upload.arrived.update(arrived)
+        upload.staged_bytes += sum(incoming.length for incoming in arrived.values())
 
     def drop(self, upload: Upload, length: int) -> None:
-        """Bytes of a Write call that failed."""
-        if upload.reservation_id in self._open:
-            upload.staged_bytes -= length
-            self._staging.give_back(length, upload.session)
+        """Bytes of a Write call that failed. Not before nobody writes to them any more, though the upload may have ended long
+        ago."""
+        self._staging.give_back(length, upload.session)
 
     def close(self, upload: Upload) -> None:
         """Take nothing more in: it is being committed."""

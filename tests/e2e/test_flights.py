@@ -143,10 +143,10 @@ def test_of_prompts_that_share_their_beginning_each_computes_its_own_end(
     shared = Chain.of(namespace, 24, seed=2)
     # One that computes all the shared blocks and more, and some that share only these.
     with Owner(
-        client._directory,
+        client._link.address.directory,
         salt=namespace.name,
         blocks=24,
-        seed=2,  # type: ignore[arg-type]
+        seed=2,  # type: ignore[union-attr]
     ) as owner:
         callers = [
             Caller(lambda c=c: look(c, shared, announce=True, wait_seconds=PATIENT)) for c in clients[:3]
@@ -176,7 +176,9 @@ def test_an_owner_killed_half_way_wakes_all_and_one_inherits_what_was_stored(
 ) -> None:
     chain = Chain.of(namespace, BLOCKS, seed=3)
     before = client.stats()
-    with Owner(client._directory, salt=namespace.name, blocks=BLOCKS, seed=3, stored=12) as owner:  # type: ignore[arg-type]
+    with Owner(
+        client._link.address.directory, salt=namespace.name, blocks=BLOCKS, seed=3, stored=12
+    ) as owner:  # type: ignore[union-attr]
         workers = [Worker(each, chain) for each in clients]
         callers = run_all(workers)
         until(client, "flights_waiting", CALLERS)
@@ -194,7 +196,10 @@ def test_who_waits_for_an_owner_that_hangs_leaves_in_time(
     client: CacheClient, clients: list[CacheClient], namespace: OpenedNamespace
 ) -> None:
     chain = Chain.of(namespace, BLOCKS, seed=4)
-    with Owner(client._directory, salt=namespace.name, blocks=BLOCKS, seed=4) as owner, owner.suspended():  # type: ignore[arg-type]
+    with (
+        Owner(client._link.address.directory, salt=namespace.name, blocks=BLOCKS, seed=4) as owner,
+        owner.suspended(),
+    ):  # type: ignore[union-attr]
         callers = [
             Caller(lambda c=c, w=w: look(c, chain, announce=True, wait_seconds=w))
             for c, w in zip(clients, (0.2, 0.4, 0.8), strict=False)

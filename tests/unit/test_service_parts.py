@@ -82,25 +82,24 @@ async def test_the_gate_lets_in_by_turns_and_what_is_too_large_alone() -> None:
 
 
 async def test_at_the_gate_an_owner_past_its_share_waits_for_itself_and_holds_up_nobody() -> None:
-    gate = ReadGate(16)
-    await gate.enter(6, "slow")
-    more = asyncio.ensure_future(gate.enter(3, "slow"))
+    gate = ReadGate(24)
+    await gate.enter(9, "slow")
+    more = asyncio.ensure_future(gate.enter(4, "slow"))
     little = asyncio.ensure_future(gate.enter(2, "slow"))
     await little
     assert not more.done()
-    # Others pass it by.
-    await gate.enter(5, "another")
-    await gate.enter(3, "other")
-    assert gate.held_bytes == 16
+    # Others pass it by, and each may hold one thing that is larger than a share.
+    await gate.enter(13, "large")
+    assert gate.held_bytes == 24
     last = asyncio.ensure_future(gate.enter(1, "last"))
-    gate.leave(6, "slow")
+    gate.leave(9, "slow")
     await asyncio.gather(more, last)
-    assert gate.held_bytes == 14
-    for length, owner in ((3, "slow"), (2, "slow"), (5, "another"), (3, "other"), (1, "last")):
+    assert gate.held_bytes == 20
+    for length, owner in ((2, "slow"), (4, "slow"), (13, "large"), (1, "last")):
         gate.leave(length, owner)
     assert (gate.held_bytes, gate.refused_total) == (0, 0)
-    # Who holds nothing else may have one thing that is larger than a share.
-    await gate.enter(9, "large")
+    # Who has given everything back may hold as much as at first.
+    await gate.enter(13, "slow")
 
 
 async def test_who_stops_waiting_at_the_gate_holds_nothing_and_blocks_nobody(
