@@ -81,7 +81,7 @@ class Core(LongWork):
             default_policy=default_policy,
             share=StatesShare(states_share_bytes, limits.prompt_tokens),
             on_lease_end=on_lease_end,
-            ranks=LruPolicy() if ranks is None else ranks,
+            eviction=LruPolicy() if ranks is None else ranks,
         )
 
     @property

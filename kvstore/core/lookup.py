@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Sequence
 from itertools import compress
 
+import numpy as np
+
 from kvstore.core.base import FetchItem, LookupResult
 from kvstore.core.index import BOUNDED, HAS_ROWS, HAS_STATE, NO_SLOT, ROWS_OVERLAP, BlockIndex
 from kvstore.core.leases import Lease
@@ -22,6 +24,7 @@ from kvstore.profile.layout import rows_edge, rows_needed
 from kvstore.types import KEY_BYTES, BlockKey, ItemId, ItemKind, Lineage, StateSource
 
 WAIT_FOR_MAX = 256
+_NOTHING = np.empty(0, np.int32)
 
 # Column values to 0 or 1, so that the first block with a flag is found by bytes.find.
 _IS_BOUNDED = bytes(bool(value & BOUNDED) for value in range(256))
@@ -65,6 +68,8 @@ def lookup(
         wait_for=_in_flight_elsewhere(live, info, keys, coverage.blocks, session),
     )
     used = chosen.compute_from // info.figures.block_tokens
+    if lease and not used:
+        live.ranks.on_request(_NOTHING)
     if not lease or not used:
         return LookupResult(chosen, None, coverage, costs)
     live.leases.check_room(session, used)
