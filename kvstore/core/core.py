@@ -96,6 +96,11 @@ class Core(LongWork):
     def reservation_seconds(self) -> float:
         return self._live.reservations.seconds
 
+    @property
+    def eviction_name(self) -> str:
+        """Of the policy that decides what is evicted first."""
+        return self._live.ranks.name
+
     # ---- namespaces -----------------------------------------------------------------------------------------
 
     def open_namespace(

@@ -7,8 +7,8 @@ from collections import OrderedDict, deque
 GHOSTS_MAX = 1 << 20
 GHOST_BYTES = 160
 TRIAL_REQUESTS = 4
-"""A place on trial holds what the last so many requests brought, however small its share: a chain that is pushed out by its
-own end is never seen again."""
+"""A place on trial holds what the last so many requests brought, however small its share, but not more than half of all: a
+chain that is pushed out by its own end is never seen again."""
 
 
 class Ghosts:
@@ -39,11 +39,11 @@ class Ghosts:
 
 
 class Trial:
-    """How many handles a place on trial may hold: a share of all, and never less than what the last requests brought."""
+    """How many handles a place on trial may hold: a share of all, or what the last requests brought."""
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._brought: deque[int] = deque((0,), TRIAL_REQUESTS + 1)
+        self._brought: deque[int] = deque((0,), TRIAL_REQUESTS)
 
     def begin(self) -> None:
         """Another request begins."""
@@ -56,4 +56,4 @@ class Trial:
 
     def size(self, count: int) -> int:
         """Of `count` handles in all."""
-        return max(int(self._share * count), sum(self._brought), 1)
+        return max(int(self._share * count), min(sum(self._brought), count // 2), 1)
