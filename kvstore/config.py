@@ -153,6 +153,11 @@ class ServiceConfig:
         parse_text,
         "window-state policy of new namespaces: zero, endpoints, periodic:N, full or full+overlap",
     )
+    eviction: str = _option(
+        "lru",
+        parse_text,
+        "which blocks go first where room is wanted: lru, fifo, s3fifo, sieve, slru, arc, lfu, gdsf or 2q",
+    )
     prompt_tokens: int = _option(
         1 << 20,
         parse_count,

@@ -18,6 +18,7 @@ from kvstore_client.values import (
     Costs,
     Deadlines,
     DroppedStates,
+    Eviction,
     MemoryBudgets,
     OpenedNamespace,
     ReserveItem,
@@ -210,6 +211,15 @@ def set_memory(deadlines: Deadlines, cache: int | None, pool: int | None) -> Cal
         lambda reply: MemoryBudgets(
             reply.cache_budget, reply.cache_allocated, reply.pool_budget, reply.pool_held
         ),
+    )
+
+
+def set_eviction(deadlines: Deadlines, policy: str) -> Call[Eviction]:
+    return Call(
+        "SetEviction",
+        pb.SetEvictionRequest(policy=policy),
+        deadlines.admin,
+        lambda reply: Eviction(reply.policy, tuple(reply.policies)),
     )
 
 

@@ -29,6 +29,7 @@ from kvstore_client.values import (
     Costs,
     Deadlines,
     DroppedStates,
+    Eviction,
     FetchedItem,
     FetchedSlice,
     MemoryBudgets,
@@ -290,6 +291,11 @@ class CacheClient:
         """Change what the service's block cache and pool may take of host memory, in bytes, until its next start; None leaves
         one as it is, and without either this only tells. LimitExceeded, and nothing changed, past what the service has."""
         return self._link.run(calls.set_memory(self._link.deadlines, cache, pool))
+
+    def set_eviction(self, policy: str = "") -> Eviction:
+        """Change which blocks go first where room is wanted, until the service's next start; without a name this only tells.
+        InvalidArgument for an unknown name, or while another policy is on its way in."""
+        return self._link.run(calls.set_eviction(self._link.deadlines, policy))
 
     def namespaces(self) -> list[OpenedNamespace]:
         return self._link.run(calls.namespaces(self._link.deadlines))

@@ -184,7 +184,19 @@ def dropped(name: str) -> Unavailable:
     return Unavailable(f"{name} failed: the connection was dropped")
 
 
-_ADMIN = frozenset(("Stats", "Clear", "Drain", "SetPolicy", "DropStates", "ListNamespaces", "Verify"))
+_ADMIN = frozenset(
+    (
+        "Stats",
+        "Clear",
+        "Drain",
+        "SetPolicy",
+        "SetMemory",
+        "SetEviction",
+        "DropStates",
+        "ListNamespaces",
+        "Verify",
+    )
+)
 
 
 def _options(owner: str, deadlines: Deadlines, *, keepalive: bool) -> tuple[tuple[str, int | str], ...]:

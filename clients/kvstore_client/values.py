@@ -252,6 +252,13 @@ class DroppedStates(NamedTuple):
     kept: int
 
 
+class Eviction(NamedTuple):
+    """Which policy decides what goes first, and the names of all that there are."""
+
+    policy: str
+    policies: tuple[str, ...]
+
+
 class MemoryBudgets(NamedTuple):
     """Bytes. `cache_allocated` may be more than its budget while sessions map what the cache has shrunk by."""
 

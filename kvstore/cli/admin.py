@@ -9,6 +9,7 @@ from kvstore.cli.connect import add_directory_flag, connect, named
 from kvstore.cli.output import add_json_flag, emit, table
 from kvstore.config import parse_size, parse_time
 from kvstore.errors import InvalidArgument
+from kvstore.policy.registry import EVICTION_NAMES
 from kvstore.policy.window import POLICY_NAMES, WindowKind
 from kvstore_client.values import OpenedNamespace
 
@@ -19,12 +20,22 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "names", nargs="*", metavar="NAME", help="only figures whose name contains one of these"
     )
 
-    policy = subparsers.add_parser("policy", help="show or set a namespace's window-state policy")
+    policy = subparsers.add_parser(
+        "policy", help="window-state policies of namespaces, and what is evicted first"
+    )
     actions = policy.add_subparsers(title="actions", metavar="ACTION", required=True)
     _command(actions, "show", "every namespace with its policy", run_policy_show)
     change = _command(actions, "set", "change a policy; counts from the next request on", run_policy_set)
     change.add_argument("namespace", help="its name")
     change.add_argument("policy", help=f"one of {POLICY_NAMES}")
+
+    eviction = _command(
+        actions,
+        "eviction",
+        "show, or change until the next start, which blocks go first",
+        run_policy_eviction,
+    )
+    eviction.add_argument("name", nargs="?", default="", metavar="NAME", help=f"one of {EVICTION_NAMES}")
 
     clear = _command(subparsers, "clear", "forget a namespace, or only its window states", run_clear)
     what = clear.add_mutually_exclusive_group(required=True)
@@ -127,6 +138,17 @@ def run_policy_set(args: argparse.Namespace) -> int:
             "states_share_states": changed.states_share_states,
         },
         f"{changed.name}: {changed.policy}; {held}",
+    )
+    return 0
+
+
+def run_policy_eviction(args: argparse.Namespace) -> int:
+    with connect(args) as client:
+        now = client.set_eviction(args.name)
+    emit(
+        args,
+        {"eviction": now.policy, "policies": list(now.policies)},
+        f"{now.policy} (of {', '.join(now.policies)})",
     )
     return 0
 

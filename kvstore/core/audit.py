@@ -86,11 +86,7 @@ def _check_flags(live: Live, slots: list[int]) -> None:
 
 
 def _check_ranks(live: Live, slots: list[int]) -> None:
-    order = list(live.ranks.victims())
-    if not live.ranks.follows_uses:
-        childless = {slot for slot in slots if live.index.is_childless(slot)}
-        assert childless <= set(order) <= set(slots), "every childless block is ranked"
-        return
+    order = list(live.ranks.oldest())
     assert sorted(order) == slots, "every block is ranked once"
     place = {slot: at for at, slot in enumerate(order)}
     uses = [live.index.used[slot] for slot in order]

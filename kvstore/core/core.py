@@ -82,7 +82,7 @@ class Core(LongWork):
             default_policy=default_policy,
             share=StatesShare(states_share_bytes, limits.prompt_tokens),
             on_lease_end=on_lease_end,
-            ranks=LruPolicy() if ranks is None else ranks,
+            eviction=LruPolicy() if ranks is None else ranks,
         )
 
     @property
@@ -96,6 +96,11 @@ class Core(LongWork):
     @property
     def reservation_seconds(self) -> float:
         return self._live.reservations.seconds
+
+    @property
+    def eviction_name(self) -> str:
+        """Of the policy that decides what is evicted first."""
+        return self._live.ranks.name
 
     # ---- namespaces -----------------------------------------------------------------------------------------
 

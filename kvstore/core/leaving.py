@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kvstore.core.base import Dropped, Gone, Relocated
 from kvstore.core.index import NO_SLOT
@@ -27,43 +27,44 @@ def evict(live: Live, need_bytes: int, *, prefer_states: bool, now_wall: float) 
             left.append(_evict_state(live, oldest))
             freed += left[-1].place.length
             if len(left) >= ITEMS_AT_ONCE:
-                yield left[:]
-                left.clear()
-    for slot in _victims(live, lambda: len(left) >= ITEMS_AT_ONCE):
+                yield left
+                left = []
+    # The walk that goes on at `start` has passed over what lies before that; it begins anew, a few times at most, where
+    # that block has been used or has left, or another policy decides meanwhile.
+    if left:
+        yield left
+    begins, start = 0, NO_SLOT
+    while begins < BEGINS_MAX:
+        gone, start = _evict_blocks(live, start, need_bytes - freed, now_wall)
+        freed += sum(each.place.length for each in gone)
+        if start == NO_SLOT:
+            yield gone
+            return
+        mark = live.ranks.mark(start)
+        yield gone
+        if not live.index.is_live(start) or live.ranks.mark(start) != mark:
+            start, begins = NO_SLOT, begins + (not gone)
+
+
+def _evict_blocks(live: Live, start: int, need_bytes: int, now_wall: float) -> tuple[list[Gone], int]:
+    """What one step took out, from `start` on, and the block to go on with; NO_SLOT where enough has gone, or nothing is left."""
+    index, freed = live.index, 0
+    left: list[Gone] = []
+    for seen, slot in enumerate(live.ranks.victims(start)):
         if freed >= need_bytes:
             break
-        if slot is None:
-            yield left[:]
-            left.clear()
+        if seen >= VISITS_AT_ONCE or len(left) >= ITEMS_AT_ONCE:
+            return left, slot
         # Older than its children by no route: what still has a child here, a held child keeps.
-        elif live.index.is_childless(slot) and not live.holds.is_held(slot):
-            early = live.index.used[slot] + live.retention_seconds > now_wall
+        if index.is_childless(slot) and not live.holds.is_held(slot):
+            early = index.used[slot] + live.retention_seconds > now_wall
             gone = live.remove_block(slot)
             live.totals["retention_shortfall_total" if early else "expired_blocks_total"] += 1
             live.totals["evicted_blocks_total"] += early
             live.totals["evicted_states_total"] += len(gone) - 1
             freed += sum(each.place.length for each in gone)
-            left.extend(gone)
-    yield left
-
-
-def _victims(live: Live, is_turn: Callable[[], bool]) -> Iterator[int | None]:
-    """Blocks, least recently used first; None after each VISITS_AT_ONCE, and where `is_turn`, when others may have a turn, and
-    only then. Where the next block has been used or has left meanwhile, it begins anew, a few times at most."""
-    ranks, index = live.ranks, live.index
-    begins = 0
-    start = NO_SLOT
-    while begins < BEGINS_MAX:
-        for seen, slot in enumerate(ranks.victims(start)):
-            if seen == VISITS_AT_ONCE or is_turn():
-                start, used = slot, index.used[slot]
-                yield None
-                if not index.is_live(start) or index.used[start] != used:
-                    start, begins = NO_SLOT, begins + 1
-                break
-            yield slot
-        else:
-            return
+            left += gone
+    return left, NO_SLOT
 
 
 def states_over_share(live: Live, limit_bytes: int) -> Steps[list[Gone], None]:
@@ -82,13 +83,10 @@ def expire(live: Live, now_wall: float, limit: int) -> list[Gone]:
     """See Core.expire_blocks."""
     left: list[Gone] = []
     count = 0
-    for slot in live.ranks.victims():
-        is_young = live.index.used[slot] + live.retention_seconds > now_wall
-        # Where ranks follow last uses, the first block whose time is not over ends the search.
-        if count >= limit or (is_young and live.ranks.follows_uses):
+    # By age, whatever goes first where room is wanted: the first block whose time is not over ends the search.
+    for slot in live.ranks.oldest():
+        if count >= limit or live.index.used[slot] + live.retention_seconds > now_wall:
             break
-        if is_young:
-            continue
         if live.index.is_childless(slot) and not live.holds.is_held(slot):
             left += live.remove_block(slot)
             count += 1

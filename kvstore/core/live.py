@@ -26,6 +26,7 @@ from kvstore.core.index import (
 )
 from kvstore.core.leases import Lease, LeaseTable
 from kvstore.core.namespaces import NamespaceInfo, NamespaceTable, StatesShare
+from kvstore.core.ranking import Ranking
 from kvstore.core.reservations import ReservationTable
 from kvstore.core.segments import SegmentMap
 from kvstore.core.states import STATE_KINDS, StateEntry, StateTable, handle_of, kind_of, slot_of
@@ -53,7 +54,7 @@ class Live:
         default_policy: str,
         share: StatesShare,
         on_lease_end: Callable[[int], None],
-        ranks: EvictionPolicy,
+        eviction: EvictionPolicy,
     ) -> None:
         self.pool = pool
         self.limits = limits
@@ -62,7 +63,7 @@ class Live:
         self.index = BlockIndex()
         self.states = StateTable()
         self.segments = SegmentMap()
-        self.ranks = ranks
+        self.ranks = Ranking(self.index, eviction)
         self.holds = Holds()
         self.leases = LeaseTable(
             self.holds,
@@ -203,7 +204,8 @@ class Live:
             self.ranks.on_touch(path, below=slot)
 
     def touch_chain(self, slots: array[int], now: float) -> None:
-        """As `touch` of the last of `slots`, which are its whole chain, first block first."""
+        """A request reads `slots`, the whole chain of the last of them, first block first: else as `touch` of that one."""
+        self.ranks.on_request(np.frombuffer(slots, np.int32))
         used, second = self.index.used, self.second(now)
         # Uses do not increase along a chain.
         if used[slots[-1]] >= second:

@@ -21,6 +21,7 @@ from kvstore.core.base import (
 from kvstore.core.live import Live
 from kvstore.core.reservations import returned
 from kvstore.core.steps import Steps
+from kvstore.policy.base import EvictionPolicy
 from kvstore.prefix.joined import JoinedKeys
 from kvstore.store.base import Place
 from kvstore.types import ItemId, Tier
@@ -77,6 +78,11 @@ class LongWork:
     def eviction(self, need_bytes: int, *, prefer_states: bool, now_wall: float) -> Steps[list[Gone], None]:
         """As `plan_eviction`, in steps."""
         return leaving.evict(self._live, need_bytes, prefer_states=prefer_states, now_wall=now_wall)
+
+    def switching_eviction(self, policy: EvictionPolicy) -> Steps[None, None]:
+        """Let `policy`, which is empty, decide what is evicted first, over all that is held, in steps; until the last one the old
+        one does. InvalidArgument while another is on its way in."""
+        return self._live.ranks.switching(policy)
 
     def keeping_share(self, limit_bytes: int) -> Steps[list[Gone], None]:
         """As `states_over_share`, in steps."""

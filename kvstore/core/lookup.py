@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
+
 from kvstore.core.base import FetchItem, LookupResult
 from kvstore.core.held import covered, held_prefix, unexpired
 from kvstore.core.leases import Lease
@@ -20,6 +22,7 @@ from kvstore.profile.layout import rows_edge, rows_needed
 from kvstore.types import KEY_BYTES, BlockKey, ItemId, ItemKind, StateSource
 
 WAIT_FOR_MAX = 256
+_NOTHING = np.empty(0, np.int32)
 
 _STATELESS = (StateSource.REPLAY, StateSource.NONE)
 
@@ -59,6 +62,8 @@ def lookup(
     )
     way = chosen.chosen
     used = way.compute_from // info.figures.block_tokens
+    if lease and not used:
+        live.ranks.on_request(_NOTHING)
     if not lease or not used:
         return LookupResult(chosen, None, coverage, costs)
     live.leases.check_room(session, used)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvstore.policy.base import Handles
 
 # Slot 0 of the columns is the ring's own: its `newer` is the oldest handle, its `older` the newest.
 _RING = 0
@@ -21,7 +23,8 @@ class LruPolicy:
     its child.
     """
 
-    follows_uses = True
+    name: ClassVar[str] = "lru"
+    remembers = False
 
     def __init__(self) -> None:
         self._newer = array("i", (_RING,))
@@ -31,7 +34,11 @@ class LruPolicy:
     def __len__(self) -> int:
         return self._count
 
-    def on_insert(self, handle: int, below: int = -1) -> None:
+    def on_request(self, chain: Handles) -> None:
+        """Touches say all."""
+
+    def on_insert(self, handle: int, below: int = -1, tag: int = 0) -> None:
+        """It ranks just before its parent, `below`, or last of all."""
         slot = handle + 1
         while len(self._newer) <= slot:
             self._newer.append(_ABSENT)
@@ -40,8 +47,9 @@ class LruPolicy:
         self._link(slot, slot, below + 1)
         self._count += 1
 
-    def start(self, handles: Sequence[int] | NDArray[np.integer[Any]]) -> None:
-        """The handles of a start, oldest first, each once. Nothing is ranked yet."""
+    def start(
+        self, handles: Sequence[int] | NDArray[np.integer[Any]], parents: NDArray[np.integer[Any]]
+    ) -> None:
         assert not self._count, "a start comes before anything else"
         ring = np.full(len(handles) + 2, _RING, np.int32)
         ring[1:-1] = np.asarray(handles, np.int32) + 1
@@ -67,7 +75,7 @@ class LruPolicy:
         if last != _RING:
             self._move(first, last, below + 1)
 
-    def on_touch_many(self, handles: NDArray[np.int32], below: int = -1) -> None:
+    def on_touch_many(self, handles: Handles, below: int = -1) -> None:
         """As on_touch, for many, each once and none of them `below`."""
         slots = handles + np.int32(1)
         lie_together = np.frombuffer(self._newer, np.int32)[slots[:-1]] == slots[1:]
@@ -76,7 +84,7 @@ class LruPolicy:
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
             self._move(first, last, below + 1)
 
-    def on_remove(self, handle: int) -> None:
+    def on_remove(self, handle: int, tag: int = 0) -> None:
         slot = handle + 1
         assert self._newer[slot] != _ABSENT, f"handle {handle} is not ranked"
         self._unlink(slot, slot)

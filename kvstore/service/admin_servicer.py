@@ -9,11 +9,13 @@ from dataclasses import asdict
 
 from kvstore.core import NamespaceInfo
 from kvstore.errors import InvalidArgument
+from kvstore.policy import EVICTION_POLICIES, make_policy
 from kvstore.service import encode
 from kvstore.service.engine import Engine
 from kvstore.service.figures import VERSION, figures
 from kvstore.service.memory_budget import MemoryBudget
 from kvstore.service.status import Context, answering
+from kvstore.service.turns import by_turns
 from kvstore.service.verifying import Progress, Verifying
 from kvstore.types import Tier
 from kvstore.v1 import cache_pb2 as pb
@@ -91,6 +93,14 @@ class AdminServicer(cache_pb2_grpc.AdminServicer):
             pool=request.pool if request.HasField("pool") else None,
         )
         return pb.Memory(**asdict(budgets))
+
+    @answering
+    async def SetEviction(self, request: pb.SetEvictionRequest, context: Context) -> pb.Eviction:
+        core = self._engine.core
+        if request.policy:
+            policy = make_policy(request.policy, field="policy")
+            await by_turns(core.switching_eviction(policy))
+        return pb.Eviction(policy=core.eviction_name, policies=EVICTION_POLICIES)
 
     @answering
     async def ListNamespaces(

@@ -19,6 +19,7 @@ from kvstore.core import Core, Limits, LoadReport
 from kvstore.errors import PolicyTooLarge
 from kvstore.memory import BlockCache, why_not_mapped
 from kvstore.memory.cache import EXTENT_BYTES, EXTENTS_MIN, extent_bytes_for
+from kvstore.policy.registry import make_policy
 from kvstore.policy.window import WindowPolicy
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.pool.states import StatePool
@@ -130,6 +131,7 @@ async def run_service(
         "%s; the index takes about %d bytes a block beside that", config.memory_text(), INDEX_BYTES_PER_BLOCK
     )
     WindowPolicy.check(config.policy)
+    make_policy(config.eviction, field="--eviction")
     check_bytes_per_day(config.wear)
     if config.metrics:
         split_address(config.metrics)
@@ -272,6 +274,7 @@ class _Service:
             longest_lease_seconds=max(3600.0, config.lease),
             reservation_seconds=config.lease,
             default_policy=config.policy,
+            ranks=make_policy(config.eviction, field="--eviction"),
             states_share_bytes=config.states_share_bytes,
             limits=Limits(
                 keys=config.keys,

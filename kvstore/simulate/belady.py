@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +19,8 @@ Uses = NDArray[np.int64]
 class BeladyPolicy(LeafPolicy):
     """Keys are next uses, as numbers of requests, negated. Its caller says what it stores and uses. It stands for the best
     that any policy could do, one block at a time; without `refuses` for the best of those that store everything."""
+
+    name = "belady"
 
     def __init__(self, *, refuses: bool = True) -> None:
         super().__init__()
@@ -42,20 +43,16 @@ class BeladyPolicy(LeafPolicy):
 
     def used(self, handles: NDArray[np.int32], uses: Uses) -> None:
         """These, a chain from its first block on, are used now, and then again at `uses`."""
-        keys = np.frombuffer(self._key, np.int64)
-        keys[handles] = -uses
-        last = int(handles[-1])
-        if not self._children[last]:
-            heapq.heappush(self._heap, (int(-uses[-1]), last))
+        self._rank_chain(handles, 0, -uses)
 
-    def on_remove(self, handle: int) -> None:
-        super().on_remove(handle)
+    def on_remove(self, handle: int, tag: int = 0) -> None:
+        super().on_remove(handle, tag)
         self._gone += 1
 
-    def _key_of_new(self, handle: int) -> int:
+    def _place_of_new(self, handle: int, tag: int) -> tuple[int, int]:
         use = self._arriving[self._arrived]
         self._arrived += 1
-        return -use
+        return 0, -use
 
     def _may_go(self, key: int) -> bool:
         return self._bars is None or (self._gone < len(self._bars) and -key > self._bars[self._gone])

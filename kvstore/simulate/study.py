@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvstore.errors import InvalidArgument, ProfileError
-from kvstore.policy import EvictionPolicy, FifoPolicy, LruPolicy
+from kvstore.policy import EVICTION_POLICIES, EvictionPolicy, LruPolicy
 from kvstore.policy.window import WindowPolicy
 from kvstore.profile.base import Profile
 from kvstore.simulate.belady import BeladyPolicy, NextUses
@@ -20,8 +20,7 @@ INFINITE = "infinite"
 """Not a policy: nothing is evicted, whatever the size."""
 
 POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
-    "lru": LruPolicy,
-    "fifo": FifoPolicy,
+    **EVICTION_POLICIES,
     "belady": BeladyPolicy,
     INFINITE: LruPolicy,
 }

@@ -710,6 +710,20 @@ class Memory(_message.Message):
     pool_held: int
     def __init__(self, cache_budget: _Optional[int] = ..., cache_allocated: _Optional[int] = ..., pool_budget: _Optional[int] = ..., pool_held: _Optional[int] = ...) -> None: ...
 
+class SetEvictionRequest(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    def __init__(self, policy: _Optional[str] = ...) -> None: ...
+
+class Eviction(_message.Message):
+    __slots__ = ("policy", "policies")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    policies: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, policy: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ListNamespacesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

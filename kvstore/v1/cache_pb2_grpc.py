@@ -849,6 +849,11 @@ class AdminStub(object):
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.SetMemoryRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_cache__pb2.Memory.FromString,
                 _registered_method=True)
+        self.SetEviction = channel.unary_unary(
+                '/kvstore.v1.Admin/SetEviction',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.SetEvictionRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.Eviction.FromString,
+                _registered_method=True)
         self.ListNamespaces = channel.unary_unary(
                 '/kvstore.v1.Admin/ListNamespaces',
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.ListNamespacesRequest.SerializeToString,
@@ -907,6 +912,14 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetEviction(self, request, context):
+        """Change which blocks go first where room is wanted, until the next start, over all that is held; without a name, only tell.
+        Nothing leaves by it, and retention holds as before. INVALID_ARGUMENT while another one is on its way in.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListNamespaces(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -953,6 +966,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.SetMemory,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.SetMemoryRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_cache__pb2.Memory.SerializeToString,
+            ),
+            'SetEviction': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetEviction,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.SetEvictionRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.Eviction.SerializeToString,
             ),
             'ListNamespaces': grpc.unary_unary_rpc_method_handler(
                     servicer.ListNamespaces,
@@ -1127,6 +1145,33 @@ class Admin(object):
             '/kvstore.v1.Admin/SetMemory',
             kvstore_dot_v1_dot_cache__pb2.SetMemoryRequest.SerializeToString,
             kvstore_dot_v1_dot_cache__pb2.Memory.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetEviction(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/SetEviction',
+            kvstore_dot_v1_dot_cache__pb2.SetEvictionRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.Eviction.FromString,
             options,
             channel_credentials,
             insecure,

@@ -119,6 +119,7 @@ def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
         "retention",
         "states_share",
         "policy",
+        "eviction",
         "prompt_tokens",
         "lease",
         "sessions",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from kvstore.core import Core
@@ -48,7 +49,7 @@ def test_who_is_passed_over_keeps_its_place() -> None:
 
 def test_a_start_keeps_the_order_that_it_is_told() -> None:
     fifo = FifoPolicy()
-    fifo.start([7, 3, 5])
+    fifo.start([7, 3, 5], np.full(3, -1))
     fifo.on_insert(4, below=5)
     fifo.check_integrity()
     assert list(fifo.victims()) == [7, 3, 4]

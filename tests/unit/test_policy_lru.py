@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from kvstore.policy import EvictionPolicy, LruPolicy
@@ -56,13 +57,13 @@ def test_what_was_yielded_may_be_removed_while_iterating() -> None:
 
 def test_a_start_is_ranked_as_given() -> None:
     lru = LruPolicy()
-    lru.start([4, 2, 9])
+    lru.start([4, 2, 9], np.full(3, -1))
     assert order(lru) == [4, 2, 9]
     lru.on_insert(3)
     lru.on_touch([4])
     assert order(lru) == [2, 9, 3, 4]
     empty = LruPolicy()
-    empty.start([])
+    empty.start([], np.empty(0, np.int32))
     assert order(empty) == []
 
 

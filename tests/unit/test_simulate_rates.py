@@ -148,7 +148,7 @@ def flat(accesses: list[int]) -> RequestLog:
     )
 
 
-FLAT = {"lru": "LRU", "fifo": "FIFO", "belady": "Belady"}
+FLAT = {"lru": "LRU", "fifo": "FIFO", "sieve": "Sieve", "belady": "Belady"}
 
 
 @pytest.mark.parametrize("policy", FLAT)

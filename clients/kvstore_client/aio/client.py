@@ -30,6 +30,7 @@ from kvstore_client.values import (
     Costs,
     Deadlines,
     DroppedStates,
+    Eviction,
     FetchedItem,
     FetchedSlice,
     MemoryBudgets,
@@ -251,6 +252,10 @@ class AsyncCacheClient:
     async def set_memory(self, *, cache: int | None = None, pool: int | None = None) -> MemoryBudgets:
         """As CacheClient.set_memory."""
         return await self._link.run(calls.set_memory(self._link.deadlines, cache, pool))
+
+    async def set_eviction(self, policy: str = "") -> Eviction:
+        """As CacheClient.set_eviction."""
+        return await self._link.run(calls.set_eviction(self._link.deadlines, policy))
 
     async def namespaces(self) -> list[OpenedNamespace]:
         """As CacheClient.namespaces."""

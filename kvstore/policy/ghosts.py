@@ -1,0 +1,59 @@
+"""What is remembered of what has left, and how large a place on trial is."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+GHOSTS_MAX = 1 << 20
+GHOST_BYTES = 160
+TRIAL_REQUESTS = 4
+"""A place on trial holds what the last so many requests brought, however small its share, but not more than half of all: a
+chain that is pushed out by its own end is never seen again."""
+
+
+class Ghosts:
+    """Tags of what has left, the latest ones. Two keys may have one tag: that costs a wrong guess and nothing else."""
+
+    def __init__(self) -> None:
+        self._tags: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._tags)
+
+    def add(self, tag: int, most: int) -> None:
+        """`most`: how many may be remembered with it, GHOSTS_MAX at most."""
+        self._tags.pop(tag, None)
+        self._tags[tag] = None
+        while len(self._tags) > min(max(most, 1), GHOSTS_MAX):
+            self._tags.popitem(last=False)
+
+    def take(self, tag: int) -> bool:
+        """Whether it is remembered; no longer, then."""
+        if tag not in self._tags:
+            return False
+        del self._tags[tag]
+        return True
+
+    def memory_bytes(self) -> int:
+        return GHOST_BYTES * len(self._tags)
+
+
+class Trial:
+    """How many handles a place on trial may hold: a share of all, or what the last requests brought."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._brought: deque[int] = deque((0,), TRIAL_REQUESTS)
+
+    def begin(self) -> None:
+        """Another request begins."""
+        if self._brought[-1]:
+            self._brought.append(0)
+
+    def bring(self) -> None:
+        """A handle came."""
+        self._brought[-1] += 1
+
+    def size(self, count: int) -> int:
+        """Of `count` handles in all."""
+        return max(int(self._share * count), min(sum(self._brought), count // 2), 1)
