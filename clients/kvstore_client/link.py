@@ -25,6 +25,7 @@ from kvstore_client.address import Address, LocalAddress, RemoteAddress
 from kvstore_client.calls import Call
 from kvstore_client.failures import translated
 from kvstore_client.fetching import Fetching
+from kvstore_client.forks import kept_in_children
 from kvstore_client.link_base import (
     PATIENCE_SECONDS,
     SMALL_BYTES_MAX,
@@ -145,8 +146,8 @@ class Link(LinkBase):
     def _channel(self) -> grpc.Channel:
         credentials = self.address.credentials() if isinstance(self.address, RemoteAddress) else None
         if credentials is None:
-            return grpc.insecure_channel(self.address.target, options=self._options)
-        return grpc.secure_channel(self.address.target, credentials, options=self._options)
+            return kept_in_children(grpc.insecure_channel(self.address.target, options=self._options))
+        return kept_in_children(grpc.secure_channel(self.address.target, credentials, options=self._options))
 
     def _admit(self) -> None:
         if self._breaker.is_closed:
@@ -225,7 +226,7 @@ class Link(LinkBase):
         self._check_process()
         method = connection.method(name, large=request.ByteSize() > SMALL_BYTES_MAX)
         try:
-            call = method.future(request, timeout=timeout, metadata=connection.metadata)
+            call = kept_in_children(method.future(request, timeout=timeout, metadata=connection.metadata))
         except ValueError as error:
             # gRPC raises one for a call on a channel that another thread closed.
             if connection.closed:
@@ -275,7 +276,9 @@ class Link(LinkBase):
         """The messages of one call with a small request; closing the iterator cancels the call."""
         self._check_process()
         try:
-            call = connection.method(name)(request, timeout=timeout, metadata=connection.metadata)
+            call = kept_in_children(
+                connection.method(name)(request, timeout=timeout, metadata=connection.metadata)
+            )
         except ValueError as error:
             # gRPC raises one for a call on a channel that another thread closed.
             if connection.closed:

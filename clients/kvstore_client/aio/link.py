@@ -18,6 +18,7 @@ from kvstore_client.aio.session import open_remote_session, open_session, probe
 from kvstore_client.calls import Call
 from kvstore_client.failures import translated
 from kvstore_client.fetching import Fetching
+from kvstore_client.forks import kept_in_children
 from kvstore_client.link import LOST
 from kvstore_client.link_base import (
     PATIENCE_SECONDS,
@@ -110,8 +111,10 @@ class AsyncLink(LinkBase):
     def _channel(self) -> grpc.aio.Channel:
         credentials = self.address.credentials() if isinstance(self.address, RemoteAddress) else None
         if credentials is None:
-            return grpc.aio.insecure_channel(self.address.target, options=self._options)
-        return grpc.aio.secure_channel(self.address.target, credentials, options=self._options)
+            return kept_in_children(grpc.aio.insecure_channel(self.address.target, options=self._options))
+        return kept_in_children(
+            grpc.aio.secure_channel(self.address.target, credentials, options=self._options)
+        )
 
     async def _admit(self) -> None:
         if self._breaker.is_closed:
@@ -201,7 +204,7 @@ class AsyncLink(LinkBase):
         method = connection.method(name, large=large)
         try:
             async with asyncio.timeout(timeout + PATIENCE_SECONDS):
-                reply = await method(request, timeout=timeout, metadata=connection.metadata)
+                reply = await kept_in_children(method(request, timeout=timeout, metadata=connection.metadata))
         except grpc.RpcError as error:
             raise await self._failed(connection, translated(error, what=name), counts=counts) from error
         except TimeoutError as error:
@@ -219,7 +222,9 @@ class AsyncLink(LinkBase):
         """As Link.stream."""
         self._check_here()
         try:
-            call = connection.method(name)(request, timeout=timeout, metadata=connection.metadata)
+            call = kept_in_children(
+                connection.method(name)(request, timeout=timeout, metadata=connection.metadata)
+            )
         except grpc.aio.UsageError as error:
             if _was_dropped(connection):
                 raise dropped(name) from error
