@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from kvstore.clock import Clock
 from kvstore.errors import InvalidArgument, KvstoreError, Unavailable, UnknownSession
+from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.cache_pb2_grpc import AdminStub, CacheStub
 from kvstore_client.address import Address, LocalAddress
 from kvstore_client.breaker import Breaker, RetryBudget
@@ -174,7 +175,7 @@ def dropped(name: str) -> Unavailable:
     return Unavailable(f"{name} failed: the connection was dropped")
 
 
-_ADMIN = frozenset(("Stats", "Clear", "Drain", "SetPolicy", "DropStates", "ListNamespaces", "Verify"))
+_ADMIN = frozenset(pb.DESCRIPTOR.services_by_name["Admin"].methods_by_name)
 
 
 def _options(owner: str, deadlines: Deadlines, *, keepalive: bool) -> tuple[tuple[str, int | str], ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import KvstoreError, Unauthenticated, Unavailable, UnknownLease
+from kvstore.errors import InvalidArgument, KvstoreError, Unauthenticated, Unavailable, UnknownLease
 from kvstore_client import CacheClient, Deadlines
 from kvstore_client.aio import AsyncCacheClient
 from kvstore_client.fetching import RESUMPTIONS_MAX
@@ -203,3 +203,19 @@ def test_tasks_read_beside_each_other_and_a_cancelled_one_leaves_the_others(
     got = asyncio.run(main())
     assert [each for each in got if not isinstance(each, BaseException)] == [BLOCKS + 1] * 3
     assert isinstance(got[2], asyncio.CancelledError)
+
+
+def test_administration_is_refused_by_name_and_calls_go_on(service: ServiceProcess, connect: Any) -> None:
+    client = connect(port_of(service))
+    for ask in (
+        client.stats,
+        client.clear,
+        client.namespaces,
+        client.set_memory,
+        client.drop_states,
+        lambda: client.drain(0),
+        lambda: client.set_policy(b"", "zero"),
+    ):
+        with pytest.raises(InvalidArgument, match="not served to other machines"):
+            ask()
+    client.open_namespace(identity_of(), name="n")
