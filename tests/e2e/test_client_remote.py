@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -73,6 +74,11 @@ def connect(request: pytest.FixtureRequest, secrets: Secrets) -> Iterator[Any]:
         yield made
 
 
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def total(chain: Chain) -> int:
     return BLOCKS * chain.namespace.block_bytes + chain.namespace.state_bytes
 
@@ -81,12 +87,12 @@ def total(chain: Chain) -> int:
 def test_a_fetch_goes_on_where_it_broke_off(
     service: ServiceProcess, chain: Chain, connect: Any, breaks: int
 ) -> None:
-    with Breaking(port_of(service)) as way:
+    with Breaking(port_of(service), breaks=breaks) as way:
         client = connect(way.port)
         found = look(client, chain)
         boot = client.boot
-        # Not a whole number of blocks: it breaks inside one.
-        way.carries = total(chain) // breaks - (1 << 20)
+        # Not a whole number of blocks: it breaks inside one. What was not read by then is asked for again.
+        way.carries = total(chain) // (breaks + 1) - (1 << 20)
         items = chain.fetch(client, found)
         assert [item.payload is not None for item in items] == [True] * (BLOCKS + 1)
         assert way.broken == breaks
@@ -219,3 +225,32 @@ def test_administration_is_refused_by_name_and_calls_go_on(service: ServiceProce
         with pytest.raises(InvalidArgument, match="not served to other machines"):
             ask()
     client.open_namespace(identity_of(), name="n")
+
+
+def test_fetches_that_are_cancelled_leave_nothing_in_the_client(
+    service: ServiceProcess, chain: Chain
+) -> None:
+    async def cancelled(client: AsyncCacheClient, lease: Any, rounds: int) -> None:
+        for number in range(rounds):
+            # The first is read, and the task waits for others that are on their way.
+            reading = asyncio.create_task(read(client, lease))
+            await asyncio.sleep(0.001 * (number % 20))
+            reading.cancel()
+            await asyncio.wait({reading})
+
+    async def read(client: AsyncCacheClient, lease: Any) -> None:
+        async for _ in client.fetch(lease, first_block=0, block_count=BLOCKS, state=False):
+            continue
+
+    async def grown_by() -> int:
+        async with AsyncCacheClient(service.directory, owner="tests") as client:
+            found = await look(client, chain)  # type: ignore[arg-type, misc]
+            await cancelled(client, found.lease, 50)
+            before = resident_bytes()
+            await cancelled(client, found.lease, 300)
+            return resident_bytes() - before
+
+    # A message of 1 MiB each, where they are lost.
+    grown = asyncio.run(grown_by())
+    print(f"grown by {grown >> 20} MiB")
+    assert grown < 30 << 20

@@ -24,6 +24,7 @@ from kvstore_client.answers import LookupAnswer, answer_fields
 from kvstore_client.calls import check_owner
 from kvstore_client.mapped import MappedItem
 from kvstore_client.profiles import KnownProfiles
+from kvstore_client.prompt import PromptKeys
 from kvstore_client.values import (
     Cleared,
     Costs,
@@ -104,6 +105,10 @@ class AsyncCacheClient:
         opened = await self._link.run(call)
         self._profiles.learn(opened.digest, identity.profile)
         return opened
+
+    def prompt(self, namespace: OpenedNamespace) -> PromptKeys:
+        """As CacheClient.prompt. Nothing waits here: keys are made on the loop."""
+        return PromptKeys(namespace)
 
     async def lookup(
         self,

@@ -230,7 +230,7 @@ class AsyncLink(LinkBase):
                 raise dropped(name) from error
             raise
         try:
-            async for message in call:
+            while (message := await _next(call)) is not grpc.aio.EOF:
                 yield message
         except grpc.RpcError as error:
             raise await self._failed(connection, translated(error, what=name), counts=counts) from error
@@ -276,6 +276,19 @@ class AsyncLink(LinkBase):
         if isinstance(failure, UnknownSession):
             await self.drop(connection)
         return self.failure(connection, failure, counts=counts)
+
+
+async def _next(call: Any) -> Any:
+    """The next message of a stream, or EOF. Who cancels the task that waits for it ends the call."""
+    reading = asyncio.ensure_future(call.read())
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        # Not the reading itself: gRPC would never free a message that it has for a reader who was cancelled.
+        call.cancel()
+        # It ends with the call, and nobody is left to hear how.
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        raise
 
 
 def _was_dropped(connection: AsyncConnection) -> bool:
