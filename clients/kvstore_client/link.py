@@ -301,8 +301,8 @@ class Link(LinkBase):
     ) -> Generator[FetchedItem, None, None]:
         """The items of a Fetch, which goes on where it breaks off while its session lives."""
         deadline = self.now() + timeout
+        left = timeout
         while True:
-            left = deadline - self.now()
             frames = self.stream(connection, "Fetch", fetching.request(), timeout=left, counts=False)
             try:
                 with closing(frames):
@@ -311,14 +311,18 @@ class Link(LinkBase):
                 fetching.finish()
                 return
             except KvstoreError as error:
-                if not (self.goes_on(connection, fetching, error) and self._reached_again(connection)):
+                left = deadline - self.now()
+                if not (
+                    self.goes_on(connection, fetching, error, left) and self._reached_again(connection, left)
+                ):
                     raise self.failure(connection, error) from error.__cause__
+                left = deadline - self.now()
 
-    def _reached_again(self, connection: Connection) -> bool:
+    def _reached_again(self, connection: Connection, left: float) -> bool:
         # A channel that has just lost its connection refuses calls for a moment.
         ready = grpc.channel_ready_future(connection.channels[0])
         try:
-            ready.result(timeout=self.deadlines.connect)
+            ready.result(timeout=min(left, self.deadlines.connect))
         except (grpc.FutureTimeoutError, grpc.FutureCancelledError, ValueError):
             return False
         finally:

@@ -86,8 +86,13 @@ class LinkBase:
         """Monotonic seconds."""
         return self._clock.monotonic()
 
-    def goes_on(self, connection: ConnectionBase, fetching: Fetching, failure: KvstoreError) -> bool:
-        """Whether a fetch that ended with `failure` is to be asked for once more, and is prepared for that."""
+    def goes_on(
+        self, connection: ConnectionBase, fetching: Fetching, failure: KvstoreError, left: float
+    ) -> bool:
+        """Whether a fetch that ended with `failure`, and has `left` seconds, is to be asked for once more, and is prepared for
+        that."""
+        if left <= 0:
+            return False
         anew = isinstance(failure, StoredAgain)
         if not anew and not (broke_off(failure) and connection.usable()):
             return False

@@ -114,6 +114,22 @@ def test_a_way_that_breaks_too_often_is_no_way(service: ServiceProcess, chain: C
         assert len(chain.fetch(client, found)) == BLOCKS + 1
 
 
+def test_a_fetch_whose_way_does_not_come_back_ends_with_its_time(
+    service: ServiceProcess, chain: Chain, connect: Any
+) -> None:
+    with Breaking(port_of(service)) as way:
+        client = connect(way.port, deadlines=Deadlines(connect=20.0, fetch=1.0, fetch_per_item=0.0))
+        found = look(client, chain)
+        way.carries = total(chain) // 4
+        way.is_away = True
+        # What is connected already stays, and breaks.
+        items = client.fetch(found.lease, first_block=0, block_count=BLOCKS, state=False)
+        start = time.monotonic()
+        with pytest.raises(Unavailable):
+            list(items)
+        assert time.monotonic() - start < 10
+
+
 def test_retries_of_one_client_are_a_small_part_of_its_calls(
     service: ServiceProcess, chain: Chain, connect: Any
 ) -> None:

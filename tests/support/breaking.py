@@ -18,6 +18,8 @@ class Breaking:
         self.carries = carries
         self.breaks = breaks
         self.broken = 0
+        self.is_away = False
+        """Whether new connections are closed at once."""
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -30,6 +32,9 @@ class Breaking:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self.is_away:
+                client.close()
+                continue
             service = socket.create_connection(("127.0.0.1", self._target))
             self._open += [client, service]
             for pair in ((client, service, False), (service, client, True)):

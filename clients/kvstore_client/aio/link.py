@@ -248,8 +248,8 @@ class AsyncLink(LinkBase):
     ) -> AsyncGenerator[FetchedItem, None]:
         """As Link.fetch."""
         deadline = self.now() + timeout
+        left = timeout
         while True:
-            left = deadline - self.now()
             frames = self.stream(connection, "Fetch", fetching.request(), timeout=left, counts=False)
             try:
                 async with aclosing(frames):
@@ -259,12 +259,17 @@ class AsyncLink(LinkBase):
                 fetching.finish()
                 return
             except KvstoreError as error:
-                if not (self.goes_on(connection, fetching, error) and await self._reached_again(connection)):
+                left = deadline - self.now()
+                if not (
+                    self.goes_on(connection, fetching, error, left)
+                    and await self._reached_again(connection, left)
+                ):
                     raise self.failure(connection, error) from error.__cause__
+                left = deadline - self.now()
 
-    async def _reached_again(self, connection: AsyncConnection) -> bool:
+    async def _reached_again(self, connection: AsyncConnection, left: float) -> bool:
         try:
-            async with asyncio.timeout(self.deadlines.connect):
+            async with asyncio.timeout(min(left, self.deadlines.connect)):
                 await connection.channels[0].channel_ready()
         except (TimeoutError, grpc.aio.UsageError):
             return False
