@@ -25,6 +25,7 @@ from kvstore_client.address import Address, InProcessAddress, LocalAddress, Remo
 from kvstore_client.calls import Call
 from kvstore_client.failures import translated
 from kvstore_client.fetching import Fetching
+from kvstore_client.forks import kept_in_children
 from kvstore_client.link_base import (
     PATIENCE_SECONDS,
     SMALL_BYTES_MAX,
@@ -151,8 +152,8 @@ class Link(LinkBase):
             return made
         credentials = self.address.credentials() if isinstance(self.address, RemoteAddress) else None
         if credentials is None:
-            return grpc.insecure_channel(self.address.target, options=self._options)
-        return grpc.secure_channel(self.address.target, credentials, options=self._options)
+            return kept_in_children(grpc.insecure_channel(self.address.target, options=self._options))
+        return kept_in_children(grpc.secure_channel(self.address.target, credentials, options=self._options))
 
     def _admit(self) -> None:
         if self._breaker.is_closed:
@@ -231,7 +232,7 @@ class Link(LinkBase):
         self._check_process()
         method = connection.method(name, large=request.ByteSize() > SMALL_BYTES_MAX)
         try:
-            call = method.future(request, timeout=timeout, metadata=connection.metadata)
+            call = kept_in_children(method.future(request, timeout=timeout, metadata=connection.metadata))
         except ValueError as error:
             # gRPC raises one for a call on a channel that another thread closed.
             if connection.closed:
@@ -281,7 +282,9 @@ class Link(LinkBase):
         """The messages of one call with a small request; closing the iterator cancels the call."""
         self._check_process()
         try:
-            call = connection.method(name)(request, timeout=timeout, metadata=connection.metadata)
+            call = kept_in_children(
+                connection.method(name)(request, timeout=timeout, metadata=connection.metadata)
+            )
         except ValueError as error:
             # gRPC raises one for a call on a channel that another thread closed.
             if connection.closed:
@@ -304,8 +307,8 @@ class Link(LinkBase):
     ) -> Generator[FetchedItem, None, None]:
         """The items of a Fetch, which goes on where it breaks off while its session lives."""
         deadline = self.now() + timeout
+        left = timeout
         while True:
-            left = deadline - self.now()
             frames = self.stream(connection, "Fetch", fetching.request(), timeout=left, counts=False)
             try:
                 with closing(frames):
@@ -314,14 +317,18 @@ class Link(LinkBase):
                 fetching.finish()
                 return
             except KvstoreError as error:
-                if not (self.goes_on(connection, fetching, error) and self._reached_again(connection)):
+                left = deadline - self.now()
+                if not (
+                    self.goes_on(connection, fetching, error, left) and self._reached_again(connection, left)
+                ):
                     raise self.failure(connection, error) from error.__cause__
+                left = deadline - self.now()
 
-    def _reached_again(self, connection: Connection) -> bool:
+    def _reached_again(self, connection: Connection, left: float) -> bool:
         # A channel that has just lost its connection refuses calls for a moment.
         ready = grpc.channel_ready_future(connection.channels[0])
         try:
-            ready.result(timeout=self.deadlines.connect)
+            ready.result(timeout=min(left, self.deadlines.connect))
         except (grpc.FutureTimeoutError, grpc.FutureCancelledError, ValueError):
             return False
         finally:

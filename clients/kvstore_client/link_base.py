@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from kvstore.clock import Clock
 from kvstore.errors import InvalidArgument, KvstoreError, Unavailable, UnknownSession
+from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.cache_pb2_grpc import AdminStub, CacheStub
 from kvstore_client.address import Address, RemoteAddress
 from kvstore_client.breaker import Breaker, RetryBudget
@@ -85,8 +86,13 @@ class LinkBase:
         """Monotonic seconds."""
         return self._clock.monotonic()
 
-    def goes_on(self, connection: ConnectionBase, fetching: Fetching, failure: KvstoreError) -> bool:
-        """Whether a fetch that ended with `failure` is to be asked for once more, and is prepared for that."""
+    def goes_on(
+        self, connection: ConnectionBase, fetching: Fetching, failure: KvstoreError, left: float
+    ) -> bool:
+        """Whether a fetch that ended with `failure`, and has `left` seconds, is to be asked for once more, and is prepared for
+        that."""
+        if left <= 0:
+            return False
         anew = isinstance(failure, StoredAgain)
         if not anew and not (broke_off(failure) and connection.usable()):
             return False
@@ -184,19 +190,7 @@ def dropped(name: str) -> Unavailable:
     return Unavailable(f"{name} failed: the connection was dropped")
 
 
-_ADMIN = frozenset(
-    (
-        "Stats",
-        "Clear",
-        "Drain",
-        "SetPolicy",
-        "SetMemory",
-        "SetEviction",
-        "DropStates",
-        "ListNamespaces",
-        "Verify",
-    )
-)
+_ADMIN = frozenset(pb.DESCRIPTOR.services_by_name["Admin"].methods_by_name)
 
 
 def _options(owner: str, deadlines: Deadlines, *, keepalive: bool) -> tuple[tuple[str, int | str], ...]:

@@ -15,6 +15,7 @@ from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.cache_pb2_grpc import CacheStub
 from kvstore_client.address import RemoteAddress
 from kvstore_client.failures import translated
+from kvstore_client.forks import kept_in_children
 from kvstore_client.hello import Hello, check_hello
 from kvstore_client.memory import Memory
 
@@ -93,7 +94,7 @@ def open_remote_session(address: RemoteAddress, channel: grpc.Channel, *, timeou
                 value=address,
                 allowed=f"an answer within {timeout:g} s",
             ) from None
-        return RemoteSession(stream, hello_of(said, address))
+        return kept_in_children(RemoteSession(stream, hello_of(said, address)))
     except BaseException:
         stream.close()
         raise

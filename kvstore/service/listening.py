@@ -20,7 +20,7 @@ from kvstore.service.cache_servicer import CacheServicer
 from kvstore.service.engine import Engine
 from kvstore.service.handlers import handlers
 from kvstore.service.tcp import TcpEnd, others_may_read
-from kvstore.service.tokens import TokenCheck
+from kvstore.service.tokens import TokenCheck, keep_metadata_out_of_the_log
 from kvstore.v1 import cache_pb2
 
 log = logging.getLogger(__name__)
@@ -124,6 +124,7 @@ class Listeners:
 
     def _tcp_server(self, cache: CacheServicer, end: TcpEnd) -> grpc.aio.Server:
         engine = self._engine
+        keep_metadata_out_of_the_log()
         checks = []
         if end.tokens is not None:
             checks.append(TokenCheck(end.tokens, counts=engine.counts, monotonic=engine.time.monotonic))

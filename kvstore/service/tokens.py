@@ -28,6 +28,10 @@ TOLD_EVERY_SECONDS = 10.0
 
 AUTHORIZATION = "authorization"
 SCHEME = "Bearer "
+GRPC_LOG = "grpc._cython.cygrpc"
+NOT_TEXT = "Invalid encoding on"
+"""How the log of gRPC begins about metadata that is not text."""
+
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check"})
 """Asked by whoever watches over machines. Health's Watch would let a stranger keep calls open."""
 
@@ -98,6 +102,21 @@ def read_tokens(file: str) -> Tokens:
             "too large for tokens", field="token_file", value=file, allowed=f"{FILE_BYTES_MAX} bytes"
         )
     return parse_tokens(data.decode("utf-8", "replace"), file=file)
+
+
+class _Shown(logging.Filter):
+    """Of what gRPC says, what shows nothing of a call's metadata."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(NOT_TEXT)
+
+
+def keep_metadata_out_of_the_log() -> None:
+    """gRPC logs metadata that is not text as it came, with whatever token is in it, for each call of whoever it is. Calling
+    again does nothing."""
+    logger = logging.getLogger(GRPC_LOG)
+    if not any(isinstance(each, _Shown) for each in logger.filters):
+        logger.addFilter(_Shown())
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):

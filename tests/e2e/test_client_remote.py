@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import KvstoreError, Unauthenticated, Unavailable, UnknownLease
+from kvstore.errors import InvalidArgument, KvstoreError, Unauthenticated, Unavailable, UnknownLease
 from kvstore_client import CacheClient, Deadlines
 from kvstore_client.aio import AsyncCacheClient
 from kvstore_client.fetching import RESUMPTIONS_MAX
@@ -74,6 +75,11 @@ def connect(request: pytest.FixtureRequest, secrets: Secrets) -> Iterator[Any]:
         yield made
 
 
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def total(chain: Chain) -> int:
     return BLOCKS * chain.namespace.block_bytes + chain.namespace.state_bytes
 
@@ -82,12 +88,12 @@ def total(chain: Chain) -> int:
 def test_a_fetch_goes_on_where_it_broke_off(
     service: ServiceProcess, chain: Chain, connect: Any, breaks: int
 ) -> None:
-    with Breaking(port_of(service)) as way:
+    with Breaking(port_of(service), breaks=breaks) as way:
         client = connect(way.port)
         found = look(client, chain)
         boot = client.boot
-        # Not a whole number of blocks: it breaks inside one.
-        way.carries = total(chain) // breaks - (1 << 20)
+        # Not a whole number of blocks: it breaks inside one. What was not read by then is asked for again.
+        way.carries = total(chain) // (breaks + 1) - (1 << 20)
         items = chain.fetch(client, found)
         assert [item.payload is not None for item in items] == [True] * (BLOCKS + 1)
         assert way.broken == breaks
@@ -107,6 +113,22 @@ def test_a_way_that_breaks_too_often_is_no_way(service: ServiceProcess, chain: C
         way.carries = 0
         # The lease has outlived all of them.
         assert len(chain.fetch(client, found)) == BLOCKS + 1
+
+
+def test_a_fetch_whose_way_does_not_come_back_ends_with_its_time(
+    service: ServiceProcess, chain: Chain, connect: Any
+) -> None:
+    with Breaking(port_of(service)) as way:
+        client = connect(way.port, deadlines=Deadlines(connect=20.0, fetch=1.0, fetch_per_item=0.0))
+        found = look(client, chain)
+        way.carries = total(chain) // 4
+        way.is_away = True
+        # What is connected already stays, and breaks.
+        items = client.fetch(found.lease, first_block=0, block_count=BLOCKS, state=False)
+        start = time.monotonic()
+        with pytest.raises(Unavailable):
+            list(items)
+        assert time.monotonic() - start < 10
 
 
 def test_retries_of_one_client_are_a_small_part_of_its_calls(
@@ -205,3 +227,48 @@ def test_tasks_read_beside_each_other_and_a_cancelled_one_leaves_the_others(
     got = asyncio.run(main())
     assert [each for each in got if not isinstance(each, BaseException)] == [BLOCKS + 1] * 3
     assert isinstance(got[2], asyncio.CancelledError)
+
+
+def test_administration_is_refused_by_name_and_calls_go_on(service: ServiceProcess, connect: Any) -> None:
+    client = connect(port_of(service))
+    for ask in (
+        client.stats,
+        client.clear,
+        client.namespaces,
+        client.set_memory,
+        client.drop_states,
+        lambda: client.drain(0),
+        lambda: client.set_policy(b"", "zero"),
+    ):
+        with pytest.raises(InvalidArgument, match="not served to other machines"):
+            ask()
+    client.open_namespace(identity_of(), name="n")
+
+
+def test_fetches_that_are_cancelled_leave_nothing_in_the_client(
+    service: ServiceProcess, chain: Chain
+) -> None:
+    async def cancelled(client: AsyncCacheClient, lease: Any, rounds: int) -> None:
+        for number in range(rounds):
+            # The first is read, and the task waits for others that are on their way.
+            reading = asyncio.create_task(read(client, lease))
+            await asyncio.sleep(0.001 * (number % 20))
+            reading.cancel()
+            await asyncio.wait({reading})
+
+    async def read(client: AsyncCacheClient, lease: Any) -> None:
+        async for _ in client.fetch(lease, first_block=0, block_count=BLOCKS, state=False):
+            continue
+
+    async def grown_by() -> int:
+        async with AsyncCacheClient(service.directory, owner="tests") as client:
+            found = await look(client, chain)  # type: ignore[arg-type, misc]
+            await cancelled(client, found.lease, 50)
+            before = resident_bytes()
+            await cancelled(client, found.lease, 300)
+            return resident_bytes() - before
+
+    # A message of 1 MiB each, where they are lost.
+    grown = asyncio.run(grown_by())
+    print(f"grown by {grown >> 20} MiB")
+    assert grown < 30 << 20

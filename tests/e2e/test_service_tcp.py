@@ -17,6 +17,7 @@ from kvstore.service.listening import PING_AFTER_SECONDS, PING_SECONDS_MAX
 from kvstore.v1 import cache_pb2 as pb
 from tests.e2e.service_raw import Chain, Raw, error_of
 from tests.support.cable import Cable
+from tests.support.http2 import status_of
 from tests.support.remote import TOKENS, Remote, Secrets, make_secrets, port_of
 from tests.support.service import ServiceProcess, running_service
 
@@ -285,6 +286,23 @@ def test_plaintext_and_no_token_are_served_where_they_were_asked_for_by_name() -
     with running_service(**options) as service, Remote(port_of(service), host="[::1]") as made:
         assert made.hello.session
         assert "WARNING" in next(line for line in service.log.splitlines() if "PLAINTEXT, NO TOKEN" in line)
+
+
+def test_metadata_that_is_not_text_is_refused_and_not_logged(files: Secrets) -> None:
+    options = {
+        "listen": "127.0.0.1:0",
+        "token_file": files.options["token_file"],
+        "unsafe_plaintext_tcp": True,
+    }
+    method = "/kvstore.v1.Cache/OpenNamespace"
+    with running_service(**options) as service:
+        port = port_of(service)
+        for shown in (b"Bearer " + TOKENS[0].encode() + b"\xff", b"\xff\xfe"):
+            status = status_of(port, method, (b"authorization", shown))
+            assert status == grpc.StatusCode.UNAUTHENTICATED.value[0]
+        assert status_of(port, method, (b"other", b"\xff")) == grpc.StatusCode.UNAUTHENTICATED.value[0]
+        assert TOKENS[0] not in service.log
+        assert "Traceback" not in service.log
 
 
 def test_a_port_that_another_has_is_refused(service: ServiceProcess, files: Secrets, tmp_path: Path) -> None:

@@ -11,11 +11,15 @@ _READ_BYTES = 1 << 16
 
 
 class Breaking:
-    """Listens on `port` of 127.0.0.1 and passes all on to `target`. `carries`: bytes of one connection, 0 for any number."""
+    """Listens on `port` of 127.0.0.1 and passes all on to `target`. `carries`: bytes of one connection, 0 for any number;
+    `breaks`: how often it breaks, None for always."""
 
-    def __init__(self, target: int, *, carries: int = 0) -> None:
+    def __init__(self, target: int, *, carries: int = 0, breaks: int | None = None) -> None:
         self.carries = carries
+        self.breaks = breaks
         self.broken = 0
+        self.is_away = False
+        """Whether new connections are closed at once."""
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -28,6 +32,9 @@ class Breaking:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self.is_away:
+                client.close()
+                continue
             service = socket.create_connection(("127.0.0.1", self._target))
             self._open += [client, service]
             for pair in ((client, service, False), (service, client, True)):
@@ -35,13 +42,17 @@ class Breaking:
                 self._threads.append(thread)
                 thread.start()
 
+    def _breaks_after(self, carried: int) -> bool:
+        left = self.breaks is None or self.broken < self.breaks
+        return left and 0 < self.carries <= carried
+
     def _pass(self, source: socket.socket, target: socket.socket, counts: bool) -> None:
         carried = 0
         try:
             while data := source.recv(_READ_BYTES):
                 target.sendall(data)
                 carried += len(data)
-                if counts and self.carries and carried >= self.carries:
+                if counts and self._breaks_after(carried):
                     self.broken += 1
                     break
         except OSError:

@@ -108,7 +108,7 @@ class AsyncCacheClient:
         return opened
 
     def prompt(self, namespace: OpenedNamespace) -> PromptKeys:
-        """As CacheClient.prompt; nothing is asked."""
+        """As CacheClient.prompt. Nothing waits here: keys are made on the loop."""
         return PromptKeys(namespace)
 
     async def lookup(

@@ -18,6 +18,7 @@ from kvstore_client.aio.session import open_remote_session, open_session, probe
 from kvstore_client.calls import Call
 from kvstore_client.failures import translated
 from kvstore_client.fetching import Fetching
+from kvstore_client.forks import kept_in_children
 from kvstore_client.link import LOST
 from kvstore_client.link_base import (
     PATIENCE_SECONDS,
@@ -116,8 +117,10 @@ class AsyncLink(LinkBase):
             return made
         credentials = self.address.credentials() if isinstance(self.address, RemoteAddress) else None
         if credentials is None:
-            return grpc.aio.insecure_channel(self.address.target, options=self._options)
-        return grpc.aio.secure_channel(self.address.target, credentials, options=self._options)
+            return kept_in_children(grpc.aio.insecure_channel(self.address.target, options=self._options))
+        return kept_in_children(
+            grpc.aio.secure_channel(self.address.target, credentials, options=self._options)
+        )
 
     async def _admit(self) -> None:
         if self._breaker.is_closed:
@@ -207,7 +210,7 @@ class AsyncLink(LinkBase):
         method = connection.method(name, large=large)
         try:
             async with asyncio.timeout(timeout + PATIENCE_SECONDS):
-                reply = await method(request, timeout=timeout, metadata=connection.metadata)
+                reply = await kept_in_children(method(request, timeout=timeout, metadata=connection.metadata))
         except grpc.RpcError as error:
             raise await self._failed(connection, translated(error, what=name), counts=counts) from error
         except TimeoutError as error:
@@ -225,13 +228,15 @@ class AsyncLink(LinkBase):
         """As Link.stream."""
         self._check_here()
         try:
-            call = connection.method(name)(request, timeout=timeout, metadata=connection.metadata)
+            call = kept_in_children(
+                connection.method(name)(request, timeout=timeout, metadata=connection.metadata)
+            )
         except grpc.aio.UsageError as error:
             if _was_dropped(connection):
                 raise dropped(name) from error
             raise
         try:
-            async for message in call:
+            while (message := await _next(call)) is not grpc.aio.EOF:
                 yield message
         except grpc.RpcError as error:
             raise await self._failed(connection, translated(error, what=name), counts=counts) from error
@@ -249,8 +254,8 @@ class AsyncLink(LinkBase):
     ) -> AsyncGenerator[FetchedItem, None]:
         """As Link.fetch."""
         deadline = self.now() + timeout
+        left = timeout
         while True:
-            left = deadline - self.now()
             frames = self.stream(connection, "Fetch", fetching.request(), timeout=left, counts=False)
             try:
                 async with aclosing(frames):
@@ -260,12 +265,17 @@ class AsyncLink(LinkBase):
                 fetching.finish()
                 return
             except KvstoreError as error:
-                if not (self.goes_on(connection, fetching, error) and await self._reached_again(connection)):
+                left = deadline - self.now()
+                if not (
+                    self.goes_on(connection, fetching, error, left)
+                    and await self._reached_again(connection, left)
+                ):
                     raise self.failure(connection, error) from error.__cause__
+                left = deadline - self.now()
 
-    async def _reached_again(self, connection: AsyncConnection) -> bool:
+    async def _reached_again(self, connection: AsyncConnection, left: float) -> bool:
         try:
-            async with asyncio.timeout(self.deadlines.connect):
+            async with asyncio.timeout(min(left, self.deadlines.connect)):
                 await connection.channels[0].channel_ready()
         except (TimeoutError, grpc.aio.UsageError):
             return False
@@ -287,6 +297,19 @@ async def session_here(address: InProcessAddress, *, timeout: float) -> SessionL
     except TimeoutError as error:
         raise no_session_here(address, timeout) from error
     return opened
+
+
+async def _next(call: Any) -> Any:
+    """The next message of a stream, or EOF. Who cancels the task that waits for it ends the call."""
+    reading = asyncio.ensure_future(call.read())
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        # Not the reading itself: gRPC would never free a message that it has for a reader who was cancelled.
+        call.cancel()
+        # It ends with the call, and nobody is left to hear how.
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        raise
 
 
 def _was_dropped(connection: AsyncConnection) -> bool:

@@ -13,6 +13,7 @@ import grpc.aio
 from kvstore.errors import Unavailable
 from kvstore.v1.cache_pb2_grpc import CacheStub
 from kvstore_client.address import RemoteAddress
+from kvstore_client.forks import kept_in_children
 from kvstore_client.hello import Hello, HelloLine
 from kvstore_client.memory import Memory
 from kvstore_client.remote import hello_of, no_remote_session
@@ -89,7 +90,7 @@ async def open_remote_session(
     address: RemoteAddress, channel: grpc.aio.Channel, *, timeout: float
 ) -> AsyncRemoteSession:
     """As kvstore_client.remote.open_remote_session."""
-    call: Any = CacheStub(channel).Session(metadata=address.metadata)
+    call: Any = kept_in_children(CacheStub(channel).Session(metadata=address.metadata))
     try:
         async with asyncio.timeout(timeout):
             said = await call.read()
