@@ -85,7 +85,10 @@ def test_people_get_a_table_that_says_how_the_log_was_read(capsys: pytest.Captur
 
 
 REFUSED = [
-    (("--policy", "lru,clock"), "--policy=clock; allowed: lru, fifo, belady, infinite"),
+    (
+        ("--policy", "lru,clock"),
+        "--policy=clock; allowed: lru, fifo, s3fifo, sieve, slru, arc, lfu, gdsf, 2q, belady, infinite",
+    ),
     (("--policy", "lru,,fifo"), "an empty name in a list"),
     (("--size", "0%"), "no block fits; --size=0%"),
     (("--size", "0.0001%"), "no block fits"),
