@@ -15,7 +15,7 @@ from kvstore_client.checks import make_checks
 from kvstore_client.framing import FRAME_BYTES, cut_frames
 from kvstore_client.handoff import read_handoff
 from kvstore_client.handoff_frames import handoff_frames
-from kvstore_client.reservation import write_frames
+from kvstore_client.write_messages import write_frames
 
 
 def header(payload: bytes, **changes: object) -> pb.HandoffHeader:
@@ -78,7 +78,7 @@ def test_handoff_frames_that_no_sender_may_send_are_damage(frames: list[pb.Hando
 
 @given(st.dictionaries(st.integers(0, 50), st.binary(max_size=30), min_size=1, max_size=8))
 def test_a_write_names_the_reservation_once_and_the_items_in_order(payloads: dict[int, bytes]) -> None:
-    frames = list(write_frames(9, payloads))
+    frames = list(write_frames(9, sorted(payloads.items())))
     assert [frame.reservation_id for frame in frames] == [9] + [0] * (len(frames) - 1)
     items = [item for frame in frames for item in frame.items]
     assert [item.item for item in items] == sorted(payloads)
