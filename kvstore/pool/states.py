@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class StatePool:
         # Unpinned states, oldest use first; every one is in exactly one of the two.
         self._passed: OrderedDict[StateId, _Entry] = OrderedDict()
         self._last: OrderedDict[StateId, _Entry] = OrderedDict()
+        self._latest = -math.inf
         self._bytes = self._pinned = self._pinned_bytes = 0
         self._stored = self._refused = self._evicted = self._expired = 0
 
@@ -110,7 +112,9 @@ class StatePool:
         if held is not None:
             self._drop(namespace, key, held)
         self._evict_to(self._budget - length)
-        entry = _Entry(state, length, now, successors=held.successors if held is not None else 0)
+        entry = _Entry(
+            state, length, self._moment(now), successors=held.successors if held is not None else 0
+        )
         self._spaces.setdefault(namespace, {})[key] = entry
         self._bytes += length
         self._stored += 1
@@ -129,7 +133,7 @@ class StatePool:
         entry = self._find(namespace, key)
         if entry is None or self._is_over(entry, now):
             return None
-        entry.used = now
+        entry.used = self._moment(now)
         self._rank((namespace, key), entry)
         return entry.state
 
@@ -178,7 +182,7 @@ class StatePool:
             self._pinned += 1
             self._pinned_bytes += entry.length
         entry.pins += 1
-        entry.used = now
+        entry.used = self._moment(now)
         return StatePin(namespace, key, entry)
 
     def pinned(self, pin: StatePin) -> PooledState | None:
@@ -192,7 +196,7 @@ class StatePool:
             return
         assert entry.pins > 0, "a pin is ended once"
         entry.pins -= 1
-        entry.used = now
+        entry.used = self._moment(now)
         if not entry.pins:
             self._pinned -= 1
             self._pinned_bytes -= entry.length
@@ -267,6 +271,12 @@ class StatePool:
         space = self._spaces.get(namespace)
         return None if space is None else space.get(key)
 
+    def _moment(self, now: float) -> float:
+        """What a use counts for: never before an earlier one, so that ranks follow uses though work in steps tells when it
+        began."""
+        self._latest = max(self._latest, now)
+        return self._latest
+
     def _is_over(self, entry: _Entry, now: float) -> bool:
         return not entry.pins and entry.used + self._ttl <= now
 
@@ -282,7 +292,7 @@ class StatePool:
         if entry is None:
             return
         entry.successors += 1
-        entry.used = now
+        entry.used = self._moment(now)
         if not entry.pins:
             self._unrank((namespace, earlier))
             self._rank((namespace, earlier), entry)

@@ -155,9 +155,9 @@ def test_a_thousand_fetches_that_are_given_up_leave_nothing(raw: Raw, chain: Cha
 
 
 def test_a_reader_that_takes_nothing_holds_up_nobody_and_keeps_no_more_than_its_share() -> None:
-    # Nothing stays in memory, so that all of it passes the gate: 16 MiB, of which a session has a quarter.
+    # Nothing stays in memory, so that all of it passes the gate: 16 MiB, of which a session has half.
     with (
-        running_service(segment=32 << 20, staging=32 << 20, cache=1 << 20) as service,
+        running_service(memory=400 << 20, segment=32 << 20, staging=32 << 20, cache=1 << 20) as service,
         Raw(service.directory) as idle,
         Raw(service.directory) as eager,
     ):
@@ -172,7 +172,7 @@ def test_a_reader_that_takes_nothing_holds_up_nobody_and_keeps_no_more_than_its_
         for _ in range(20):
             items = eager.fetch(mine, count=24)
             assert all(chain.is_right(*item) for item in items)
-            assert eager.stats()["fetching_bytes"] <= 4 * FRAME_BYTES
+            assert eager.stats()["fetching_bytes"] <= 8 * FRAME_BYTES
         idle.close()
         assert until_idle(eager)["leases"] == 1
         for call in untaken:

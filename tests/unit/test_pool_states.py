@@ -232,3 +232,15 @@ def test_any_sequence_keeps_budget_pins_and_books(seed: int) -> None:
         pool.check_integrity()
         assert pool.statistics().bytes <= max(budget, pool.statistics().pinned_bytes)
         assert all(pool.pinned(pin) is not None for _, pin in pins), f"seed {seed}"  # type: ignore[arg-type]
+
+
+def test_a_use_that_is_told_late_ranks_where_it_is_told() -> None:
+    pool = pool_of()
+    pool.put(ONE, key(1), state(), now=1.0)
+    pin = pool.pin(ONE, key(1), now=1.0)
+    assert pin is not None
+    pool.put(ONE, key(2), state(), now=3.0)
+    pool.unpin(pin, now=2.0)
+    assert held(pool, 3.0) == [1, 2]
+    assert pool.expire(2.0 + TTL) == 0
+    assert pool.expire(3.0 + TTL) == 2
