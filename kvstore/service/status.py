@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import secrets
@@ -81,6 +82,13 @@ def answering(method: Callable[[S, R, Context], Awaitable[A]]) -> Callable[[S, R
     @functools.wraps(method)
     async def call(servicer: S, request: R, context: Context) -> A:
         try:
+            return await _answered(servicer, request, context)
+        except grpc.aio.InternalError as error:
+            # gRPC takes no more for a caller that has gone, and logs with a traceback whatever else is raised here.
+            raise asyncio.CancelledError from error
+
+    async def _answered(servicer: S, request: R, context: Context) -> A:
+        try:
             servicer.check_ready()
             return await method(servicer, request, context)
         except KvstoreError as error:
@@ -88,6 +96,8 @@ def answering(method: Callable[[S, R, Context], Awaitable[A]]) -> Callable[[S, R
         except DecodeError as error:
             # Of a frame of a stream; gRPC answers for single requests before they come here.
             await refuse(context, InvalidArgument(f"not a message of this call: {error}", field="frame"))
+        except grpc.aio.InternalError:
+            raise
         except Exception:  # noqa: BLE001 -- the last line of defence: logged whole, and answered with its number
             await _abort_unexpected(context, method.__name__)
 
