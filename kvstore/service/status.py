@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import secrets
@@ -82,6 +83,13 @@ def answering(method: Callable[[S, R, Context], Awaitable[A]]) -> Callable[[S, R
     @functools.wraps(method)
     async def call(servicer: S, request: R, context: Context) -> A:
         try:
+            return await _answered(servicer, request, context)
+        except grpc.aio.InternalError as error:
+            # gRPC takes no more for a caller that has gone, and logs with a traceback whatever else is raised here.
+            raise asyncio.CancelledError from error
+
+    async def _answered(servicer: S, request: R, context: Context) -> A:
+        try:
             servicer.check_ready()
             if isinstance(request, Unreadable):
                 raise InvalidArgument(f"not a message of this call: {request.why}", field="request")
@@ -91,6 +99,8 @@ def answering(method: Callable[[S, R, Context], Awaitable[A]]) -> Callable[[S, R
         except DecodeError as error:
             # Of a frame of a stream.
             await refuse(context, InvalidArgument(f"not a message of this call: {error}", field="frame"))
+        except grpc.aio.InternalError:
+            raise
         except Exception:  # noqa: BLE001 -- the last line of defence: logged whole, and answered with its number
             await _abort_unexpected(context, method.__name__)
 

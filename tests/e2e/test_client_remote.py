@@ -272,3 +272,4 @@ def test_fetches_that_are_cancelled_leave_nothing_in_the_client(
     grown = asyncio.run(grown_by())
     print(f"grown by {grown >> 20} MiB")
     assert grown < 30 << 20
+    assert "unexpected error" not in service.log
