@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from kvstore.clock import Clock, SystemClock
@@ -225,6 +226,7 @@ class _Service:
             writing = asyncio.create_task(engine.writer.run(), name="writer")
             ends.push_async_callback(_finish, writing)
             ends.callback(engine.writer.stop)
+            writing.add_done_callback(partial(_stop_without_writer, stop))
             await engine.writer.alone(engine.writer.room.shrink_to_budget)
             page = MetricsPage(lambda: figures(engine))
             if config.metrics:
@@ -385,6 +387,13 @@ def _warn_of_losses(recovery: Recovery) -> None:
             "the store is not as it was left: %s; what was lost is a miss, and `kvstore verify` reads the rest",
             ", ".join(f"{count} {what}" for what, count in found.items() if count),
         )
+
+
+def _stop_without_writer(stop: asyncio.Event, writing: asyncio.Task[None]) -> None:
+    """A service that cannot store is worse than none, which who starts it again sees: `_finish` raises the error."""
+    if not writing.cancelled() and (error := writing.exception()) is not None:
+        log.critical("what writes to the log has ended; the service stops: %r", error)
+        stop.set()
 
 
 async def _finish(task: asyncio.Task[None]) -> None:

@@ -99,6 +99,7 @@ class Writer:
         self._gather_seconds = gather_seconds
         self._queue: asyncio.Queue[_Commit | _Alone | _Stop] = asyncio.Queue()
         self._next: _Commit | _Alone | _Stop | None = None
+        self._in_hand: list[_Commit | _Alone] = []
         self._stopping = False
         self._decisions = decisions
         self._batch: Sequence[_Commit] = ()
@@ -251,12 +252,25 @@ class Writer:
     # ---- the task -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """The task. Returns after `stop`, when the queue is empty."""
-        while not isinstance(job := await self._take(), _Stop):
-            if isinstance(job, _Alone):
-                await self._run_alone(job)
-            else:
-                await self._run_commits(await self._gather(job))
+        """The task. Returns after `stop`, when the queue is empty. However it ends, nobody goes on waiting for it."""
+        try:
+            while not isinstance(job := await self._take(), _Stop):
+                self._in_hand = [job]
+                if isinstance(job, _Alone):
+                    await self._run_alone(job)
+                else:
+                    await self._run_commits(await self._gather(job))
+        finally:
+            self._stopping = True
+            self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        jobs = [*self._in_hand, self._next]
+        while not self._queue.empty():
+            jobs.append(self._queue.get_nowait())
+        for job in jobs:
+            if isinstance(job, (_Commit, _Alone)) and not job.done.done():
+                job.done.set_exception(Unavailable("the service is stopping"))
 
     async def _take(self) -> _Commit | _Alone | _Stop:
         if self._next is not None:
@@ -285,6 +299,7 @@ class Writer:
             if not isinstance(job, _Commit):
                 self._next = job
                 break
+            self._in_hand.append(job)
             await job.prepare()
             batch.append(job)
             size += job.payload_bytes

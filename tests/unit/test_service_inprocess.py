@@ -20,6 +20,7 @@ from kvstore.service import inprocess_calls
 from kvstore.service.inprocess import InProcessService
 from kvstore.service.inprocess_calls import WAITING_MAX, CallFailed, Handler
 from kvstore.service.inprocess_channel import AwaitedChannel, BlockingChannel
+from kvstore.service.writer import Writer
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1.cache_pb2_grpc import AdminStub, CacheStub
 from kvstore_client import CacheClient, InProcessAddress
@@ -379,3 +380,20 @@ def test_one_that_cannot_start_says_why(tmp_path: Path) -> None:
         assert type(caught.value) is DirectoryInUse
     with pytest.raises(ConfigError, match="listen="):
         InProcessService(ServiceConfig(dir=str(tmp_path), disk=1 << 30, listen="127.0.0.1:0"))
+
+
+def test_a_service_whose_writer_has_ended_stops_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def breaks(writer: Writer, *given: object) -> None:
+        raise RuntimeError("a fault of the program")
+
+    service = InProcessService(ServiceConfig(dir=str(tmp_path / "d"), disk=64 << 20)).start()
+    client = CacheClient(InProcessAddress(service), owner="t")
+    chain = Chain.of(client.open_namespace(identity_of(), name="n"), 2, seed=1)
+    monkeypatch.setattr(Writer, "_run_commits", breaks)
+    with pytest.raises(KvstoreError):
+        chain.store(client)
+    wait_for(lambda: client.boot is None)
+    with pytest.raises(RuntimeError, match="a fault of the program"):
+        service.stop()
