@@ -27,7 +27,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             metavar=option.kind,
             default=None,
             **bare,
-            help=option.about + (f" (default {option.default})" if option.default else ""),
+            help=f"{option.about}{f' (default {option.default})' if option.default else ''}".replace(
+                "%", "%%"
+            ),
         )
     parser.set_defaults(run=run)
 

@@ -47,7 +47,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="S,...",
         default="",
         help="how much is held: shares of all blocks of the log, bytes with --profile, or all "
-        f"(default {','.join(DEFAULT_SIZES)}; all with --ttl and --windows)",
+        f"(default {','.join(DEFAULT_SIZES)}; all with --ttl and --windows)".replace("%", "%%"),
     )
     parser.add_argument("--ttl", metavar="T,...", default="", help="how long a block is kept, as in 5m,1h")
     parser.add_argument(

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from kvstore.budget import Parts
-from kvstore.config import size_text
+from kvstore.config import rounded, size_text
 from kvstore.errors import LimitExceeded, MemoryUnavailable
 from kvstore.memory import BlockCache
 from kvstore.memory.cache import EXTENT_BYTES, extent_bytes_for
@@ -53,8 +53,8 @@ class MemoryBudget:
             raise LimitExceeded(
                 "the block cache and the pool together would be more than the service's memory has for them",
                 field="cache + pool",
-                value=" + ".join(map(size_text, wanted.values())),
-                allowed=f"up to {size_text(self._most)} together",
+                value=" + ".join(map(rounded, wanted.values())),
+                allowed=f"up to {rounded(self._most)} together, {self._most} bytes; `serve --memory` sets it",
             )
         if cache is not None:
             if self._memory is None:

@@ -176,7 +176,16 @@ def _lines(paths: Iterable[Path], chosen: Format) -> Iterator[Parsed]:
 @contextmanager
 def _open(path: Path) -> Iterator[IO[bytes]]:
     """Plain or gzip, by its first bytes."""
-    with path.open("rb") as file:
+    try:
+        opened = path.open("rb")
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot read the log: {error.strerror}",
+            field="LOG",
+            value=path,
+            allowed="a file that can be read",
+        ) from error
+    with opened as file:
         packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         if not packed:

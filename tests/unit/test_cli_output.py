@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from kvstore.bench import small
 from kvstore.bench.restart import BAR_BLOCKS, Start
 from kvstore.chaos.base import Outcome
 from kvstore.cli import bench, bench_speed, chaos
-from kvstore.cli.main import main
+from kvstore.cli.main import build_parser, main
 
 COMMAND = (sys.executable, "-m", "kvstore.cli.main")
 
@@ -184,3 +186,20 @@ def test_a_bench_says_which_bar_was_missed() -> None:
     bad = small.report(small.Passes(slow, fast, None, 2.0), blocks=512, seed=1)
     assert bad["missed"] == ["written_per_second", "device_bytes_per_payload_byte"]
     assert bench_speed._small_text(bad).count(" NO") == 2
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from parsers(below)
+
+
+@pytest.mark.parametrize("parser", list(parsers(build_parser())), ids=lambda parser: parser.prog)
+def test_every_command_has_help_and_its_defaults_are_allowed(parser: argparse.ArgumentParser) -> None:
+    assert "usage" in parser.format_help()
+    for action in parser._actions:
+        # argparse takes the text of a default for one of the command line's.
+        if isinstance(action.default, str) and action.default is not argparse.SUPPRESS:
+            parser._get_value(action, action.default)

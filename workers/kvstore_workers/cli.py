@@ -33,14 +33,14 @@ def _add_worker(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "--cache-token-file",
         type=_path,
-        default="",
+        default=None,
         metavar="FILE",
         help="what lets this worker in to a service over TCP",
     )
     parser.add_argument(
         "--cache-ca",
         type=_path,
-        default="",
+        default=None,
         metavar="FILE",
         help="PEM file of the certificates that the service's must come from (default: the system's)",
     )

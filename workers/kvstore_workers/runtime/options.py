@@ -27,8 +27,8 @@ class WorkerOptions:
     role: str
     listen: str
     cache: str = ""
-    cache_token_file: str = ""
-    cache_ca: str = ""
+    cache_token_file: str | None = None
+    cache_ca: str | None = None
     cache_insecure: bool = False
     profile: str = "tiny"
     seed: int = 0
@@ -65,7 +65,7 @@ def cache_address(options: WorkerOptions) -> Address:
     return parse_address(
         options.cache,
         token=Path(options.cache_token_file) if options.cache_token_file else None,
-        ca=options.cache_ca or None,
+        ca=options.cache_ca,
         insecure=options.cache_insecure,
     )
 
