@@ -53,7 +53,7 @@ class MemoryBudget:
             raise LimitExceeded(
                 "the block cache and the pool together would be more than the service's memory has for them",
                 field="cache + pool",
-                value=" + ".join(map(rounded, wanted.values())),
+                value=" + ".join(map(size_text, wanted.values())),
                 allowed=f"up to {rounded(self._most)} together, {self._most} bytes; `serve --memory` sets it",
             )
         if cache is not None:

@@ -128,9 +128,8 @@ async def run_service(
     clock = SystemClock() if clock is None else clock
     places = Places(Path(config.dir).absolute())
     places.check()
-    log.info(
-        "%s; the index takes about %d bytes a block beside that", config.memory_text(), INDEX_BYTES_PER_BLOCK
-    )
+    # Refused here where it does not fit; told when nothing else is refused any more.
+    memory = config.memory_text()
     WindowPolicy.check(config.policy)
     make_policy(config.eviction, field="--eviction")
     check_bytes_per_day(config.wear)
@@ -159,6 +158,7 @@ async def run_service(
         # The directory's lock is ours from here on: what another service left behind is stale.
         close_directory_to_others(places.directory)
         remove_stale_sockets(places)
+        log.info("%s; the index takes about %d bytes a block beside that", memory, INDEX_BYTES_PER_BLOCK)
         if store.buffered_because:
             log.warning(
                 "segments pass through the page cache: %s; what is promised holds, and speed is the cache's",

@@ -416,7 +416,9 @@ def test_the_readmes_client_example_runs_as_written(service: ServiceProcess, tmp
     )
     assert done.returncode == 0, done.stderr
     assert "compute_from=64" in done.stdout
-    assert done.stdout.endswith("0 True\n1 True\n")
+    assert done.stdout.endswith("0 True\n1 True\n2\n2\n"), (
+        "two blocks, fetched and mapped, and found for a prompt that grows"
+    )
 
 
 def test_an_answer_that_cannot_be_written_is_an_error_of_one_line() -> None:
