@@ -196,9 +196,6 @@ class Uploads:
             for upload in uploads:
                 while upload.arrived:
                     self._let_go(upload)
-                # Of items that were coming in.
-                self._staging.give_back(upload.staged_bytes, upload.session)
-                upload.staged_bytes = 0
 
     def _let_go(self, upload: Upload) -> None:
         """Of one item."""

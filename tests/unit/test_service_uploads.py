@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.core import Granted, ReserveItem
+from kvstore.core.steps import whole
 from kvstore.errors import UnknownReservation
 from kvstore.profile.registry import get_profile
 from kvstore.service.frames import Incoming
@@ -54,7 +55,7 @@ def test_bytes_that_may_still_be_written_to_count_though_their_reservation_has_e
     rig.uploads.finish(upload, {0: arrived})
     rig.start(upload, 1)
     assert rig.staging.held_bytes == 2 * SIZE
-    rig.uploads.end(1)
+    whole(rig.uploads.ending(1))
     # What has arrived goes with the reservation; who has the rest drops it when nobody writes to it any more.
     assert rig.staging.held_bytes == SIZE
     rig.uploads.drop(upload, SIZE)
@@ -65,7 +66,7 @@ def test_who_was_late_for_its_reservation_gives_its_bytes_back_once() -> None:
     rig = Rig()
     upload = rig.get()
     coming = rig.start(upload, 0)
-    rig.uploads.end(1)
+    whole(rig.uploads.ending(1))
     assert rig.staging.held_bytes == SIZE
     coming.feed(memoryview(PAYLOAD))
     with pytest.raises(UnknownReservation):
