@@ -180,9 +180,9 @@ def test_a_miss_costs_no_more_after_many_tenants_than_after_few() -> None:
         put(cache, "busy", 2000)
         taken = []
         for turn in range(1, 8):
-            begin = time.perf_counter()
+            begin = time.thread_time()
             put(cache, "busy", 200, first=2000 * turn)
-            taken.append(time.perf_counter() - begin)
+            taken.append(time.thread_time() - begin)
         return min(taken)
 
     # What it is for one that looks at all tenants is hundreds of times.
