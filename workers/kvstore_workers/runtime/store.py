@@ -20,7 +20,6 @@ from kvstore_client.client import CacheClient, Lookup
 from kvstore_client.flight import Flight
 from kvstore_client.handoff import HandoffTake
 from kvstore_client.lease import Lease
-from kvstore_client.mapped import MappedItem
 from kvstore_client.reservation import Reservation
 from kvstore_client.values import Costs, FetchedItem, FetchedSlice, Plan, ReserveItem
 from kvstore_workers.runtime.need import WantedItem, block_items, state_items
@@ -140,8 +139,8 @@ class PrefixStore:
         first_at: float | None = None
         payloads: list[BytesLike] = []
         # Closed at once when this is given up: the service then stops reading.
-        mapped = self._cache.map(lease, first_block=0, block_count=blocks, state=bool(state))
-        with closing(cast("Generator[MappedItem, None, None]", mapped)) as items:
+        fetch = self._cache.fetch(lease, first_block=0, block_count=blocks, state=bool(state))
+        with closing(cast("Generator[FetchedItem, None, None]", fetch)) as items:
             for item in items:
                 payloads.append(_checked(item, wanted, len(payloads), exact=_is_exact(plan)))
                 first_at = self._clock.monotonic() if first_at is None else first_at
@@ -276,25 +275,7 @@ def _is_exact(plan: Plan) -> bool:
     return plan.exactness is Exactness.EXACT
 
 
-def _own(item: MappedItem) -> BytesLike | None:
-    """The payload in memory of this process, with its checksum: where it lies now another's may lie later. None for one that
-    is missing. DamagedBytes where it did not stay what it was."""
-    payload = item.payload
-    if payload is None or not item.is_shared:
-        return payload
-    copy = bytearray(payload.nbytes)
-    if not item.copy_to(copy):
-        raise DamagedBytes(
-            "the payload changed while it was read, or does not have its checksum",
-            field="item",
-            value=f"{item.kind.name.lower()} {item.index}",
-        )
-    return copy
-
-
-def _checked(
-    item: FetchedItem | MappedItem, wanted: Sequence[WantedItem], place: int, *, exact: bool
-) -> BytesLike:
+def _checked(item: FetchedItem, wanted: Sequence[WantedItem], place: int, *, exact: bool) -> BytesLike:
     if place >= len(wanted):
         raise DamagedBytes(
             "more items than asked for", field="items", value=place + 1, allowed=f"{len(wanted)} items"
@@ -303,8 +284,7 @@ def _checked(
     name = f"{item.kind.name.lower()} {item.index}"
     if (item.kind, item.index) != (expected.kind, expected.index):
         raise DamagedBytes("items out of order", field="item", value=name, allowed=str(expected))
-    payload = _own(item) if isinstance(item, MappedItem) else item.payload
-    return _checked_bytes(name, payload, item.lineage, expected.length, exact=exact)
+    return _checked_bytes(name, item.payload, item.lineage, expected.length, exact=exact)
 
 
 def _checked_slice(item: FetchedSlice, number: int, index: int, length: int, *, exact: bool) -> BytesLike:
