@@ -360,6 +360,11 @@ class AwaitedCall(Call):
     def __await__(self) -> Generator[Any, None, Any]:
         return self._result().__await__()
 
+    async def read(self) -> Any:
+        """The next answer; grpc.aio.EOF after the last."""
+        answer = await self._next()
+        return grpc.aio.EOF if answer == _DONE else self._opened(answer)
+
     async def __aiter__(self) -> AsyncIterator[Any]:
-        while (answer := await self._next()) != _DONE:
-            yield self._opened(answer)
+        while (answer := await self.read()) is not grpc.aio.EOF:
+            yield answer
