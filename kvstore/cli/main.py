@@ -10,18 +10,18 @@ import sys
 
 from kvstore.errors import KvstoreError
 
-# Commands by the module that registers them, and the packages that must be there for it.
-_COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("kvstore.cli.serve", ("lmdb", "msgpack", "prometheus_client", "grpc_health")),
-    ("kvstore_workers.demo.command", ("torch", "lmdb")),
-    ("kvstore_workers.cli", ("torch",)),
-    ("kvstore.cli.profiles", ()),
-    ("kvstore.cli.bench", ("lmdb", "numpy")),
-    ("kvstore.cli.plan", ()),
-    ("kvstore.cli.simulate", ("lmdb", "numpy")),
-    ("kvstore.cli.chaos", ("lmdb", "xxhash")),
-    ("kvstore.cli.admin", ()),
-    ("kvstore.cli.disk", ("lmdb", "numpy")),
+# Modules that register commands: the commands, and the packages that must be there for them.
+_MODULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("kvstore.cli.serve", ("serve",), ("lmdb", "msgpack", "prometheus_client", "grpc_health")),
+    ("kvstore_workers.demo.command", ("demo",), ("torch", "lmdb")),
+    ("kvstore_workers.cli", ("worker", "gateway"), ("torch",)),
+    ("kvstore.cli.profiles", ("profiles",), ()),
+    ("kvstore.cli.bench", ("bench",), ("lmdb", "numpy")),
+    ("kvstore.cli.plan", ("plan",), ()),
+    ("kvstore.cli.simulate", ("simulate",), ("lmdb", "numpy")),
+    ("kvstore.cli.chaos", ("chaos",), ("lmdb", "xxhash")),
+    ("kvstore.cli.admin", ("stats", "clear", "drain", "memory", "policy"), ()),
+    ("kvstore.cli.disk", ("verify", "rebuild-index"), ("lmdb", "numpy")),
 )
 
 
@@ -31,18 +31,22 @@ EXIT_CODES = (
 )
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """`command`: the only one that is wanted, so that the others' modules need not be imported; None, or one that is not
+    known: all."""
     parser = argparse.ArgumentParser(prog="kvstore", description="Prefix store for hybrid-attention LLMs.")
     parser.add_argument(
         "--version", action="version", version=f"kvstore {importlib.metadata.version('kvstore')}"
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    left_out = []
-    for module, needs in _COMMANDS:
+    there, left_out = [], []
+    for module, commands, needs in _MODULES:
         missing = [name for name in needs if importlib.util.find_spec(name) is None]
         if missing:
-            left_out.append(f"{module.rsplit('.', 1)[0]} (needs {', '.join(missing)})")
-            continue
+            left_out.append(f"{', '.join(commands)} (needs {', '.join(missing)})")
+        else:
+            there.append((module, commands))
+    for module, _ in [entry for entry in there if command in entry[1]] or there:
         importlib.import_module(module).register(subparsers)
     parser.epilog = EXIT_CODES
     if left_out:
@@ -52,7 +56,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     try:
-        args = build_parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        args = build_parser(words[0] if words else None).parse_args(words)
         code: int = args.run(args)
         # Here, so that a full disk behind the answer is an error and not a warning at the interpreter's end.
         sys.stdout.flush()

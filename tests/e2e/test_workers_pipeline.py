@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,6 +43,9 @@ HONEST = Costs(
     seconds_per_memory_byte=1e-9,
     seconds_per_fetch=1e-4,
 )
+
+# So that a wait is long enough for a machine on which sixteen models and other tests run at once.
+DEAR = replace(HONEST, seconds_per_layer_token=10 * HONEST.seconds_per_layer_token)
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +195,7 @@ def test_sixteen_workers_that_are_asked_for_one_cold_prompt_compute_it_once(
     expected = cold(prompt, 1)
     with ExitStack() as stack:
         engines = [
-            stack.enter_context(fresh_engine(service.directory, salt=salt, costs=HONEST, own_model=True))
+            stack.enter_context(fresh_engine(service.directory, salt=salt, costs=DEAR, own_model=True))
             for _ in range(16)
         ]
         answers = _side_by_side([lambda e=engine: prefill(e, request_of(prompt, 1)) for engine in engines])  # type: ignore[misc]

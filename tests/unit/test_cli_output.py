@@ -203,3 +203,12 @@ def test_every_command_has_help_and_its_defaults_are_allowed(parser: argparse.Ar
         # argparse takes the text of a default for one of the command line's.
         if isinstance(action.default, str) and action.default is not argparse.SUPPRESS:
             parser._get_value(action, action.default)
+
+
+def test_every_command_is_registered_by_the_module_that_is_named_for_it() -> None:
+    everything = {parser.prog for parser in parsers(build_parser())}
+    commands = {prog.split()[1] for prog in everything if " " in prog}
+    assert "serve" in commands
+    for command in commands:
+        alone = {parser.prog for parser in parsers(build_parser(command))}
+        assert {prog for prog in everything if prog.split()[1:2] == [command]} <= alone, command
