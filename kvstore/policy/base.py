@@ -52,8 +52,8 @@ class EvictionPolicy(Protocol):
         """It has left, for whatever reason. `tag`: as it was inserted with, or would have been."""
 
     def victims(self, start: int = NO_HANDLE) -> Iterator[int]:
-        """All handles, or all that have no child, first to go first; or those from `start` on, which was yielded before and is
-        still ranked. The handle that was yielded last may be removed while iterating; nothing else may change. What comes
+        """All handles, or all that have no child, first to go first; or, of the walk before, which ended at `start`, the rest
+        with that one, which is still ranked. The handle that was yielded last may be removed while iterating; nothing else may change. What comes
         up is taken for looked at: a policy that gives second chances has then given them."""
 
     def __len__(self) -> int: ...

@@ -47,6 +47,8 @@ class LeafPolicy(ABC):
         # (key, handle). An entry counts while the handle is here, in that queue, and has that key; what is out of date is
         # dropped when it comes up.
         self._heaps: list[list[Entry]] = [[] for _ in range(self.QUEUES)]
+        # What the last walk has shown and left here.
+        self._survived: set[Entry] = set()
 
     def __len__(self) -> int:
         return self._count
@@ -116,17 +118,14 @@ class LeafPolicy(ABC):
     # ---- going first ----------------------------------------------------------------------------------------
 
     def victims(self, start: int = NO_HANDLE) -> Iterator[int]:
-        """All that have no child, and those that come to have none while it is walked."""
+        """All that have no child, and those that come to have none while it is walked. A walk that goes on passes over what
+        the one before has shown and left here, and only that: a parent may have come up since, and its turn is now."""
         passed: list[list[Entry]] = [[] for _ in self._heaps]
-        heaps = self._heaps
-        first: Entry | None = None
-        done: set[int] = set()
-        if start != NO_HANDLE:
-            first = (self._key[start], start)
-            order = self._order()
-            done.update(order[: order.index(self._queue[start])])
+        heaps, survived = self._heaps, self._survived
+        if start == NO_HANDLE:
+            survived.clear()
         try:
-            while (number := self._next_queue(done)) is not None:
+            while (number := self._next_queue()) is not None:
                 entry = heapq.heappop(heaps[number])
                 key, handle = entry
                 waiting = passed[number]
@@ -135,13 +134,15 @@ class LeafPolicy(ABC):
                 waiting.append(entry)
                 if not self._may_go(key):
                     return
-                if first is not None and number == self._queue[start] and entry < first:
+                if entry in survived:
                     continue
                 if self._spare(handle):
                     waiting.pop()
                     continue
                 yield handle
-                if not self._here[handle]:
+                if self._here[handle]:
+                    survived.add(entry)
+                else:
                     waiting.pop()
                     self._went(key)
         finally:
@@ -149,9 +150,9 @@ class LeafPolicy(ABC):
                 for entry in entries:
                     heapq.heappush(heaps[number], entry)
 
-    def _next_queue(self, done: set[int]) -> int | None:
+    def _next_queue(self) -> int | None:
         for number in self._order():
-            if number not in done and self._heaps[number]:
+            if self._heaps[number]:
                 return number
         return None
 
@@ -255,7 +256,15 @@ class LeafPolicy(ABC):
     # ---- seen from outside ----------------------------------------------------------------------------------
 
     def memory_bytes(self) -> int:
-        columns = (self._key, self._parent, self._children, self._here, self._queue, *self._heaps)
+        columns = (
+            self._key,
+            self._parent,
+            self._children,
+            self._here,
+            self._queue,
+            self._survived,
+            *self._heaps,
+        )
         # An entry: a tuple and a large whole number; handles are the caller's, or small.
         return sum(map(sys.getsizeof, columns)) + 88 * sum(map(len, self._heaps))
 

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvstore.core import Core
 from kvstore.errors import InvalidArgument
 from kvstore.policy import EVICTION_POLICIES, EvictionPolicy, LeafPolicy, LruPolicy, make_policy
+from kvstore.policy.base import NO_HANDLE
 from kvstore.pool import StatePool
 from tests.support.core import B, CoreRig, identity
 
@@ -127,8 +128,33 @@ def test_what_is_passed_over_stays_and_comes_up_again(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_walk_goes_on_where_it_stopped(name: str) -> None:
     tree = busy(make_policy(name), 5)
-    once = list(tree.policy.victims())
-    assert list(tree.policy.victims(once[3])) == list(tree.policy.victims())[3:]
+    walk = tree.policy.victims()
+    shown = [next(walk) for _ in range(4)]
+    walk.close()
+    rest = list(tree.policy.victims(shown[3]))
+    assert rest[0] == shown[3]
+    assert not set(rest) & set(shown[:3])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("step", [1, 3, 7])
+def test_a_walk_in_steps_takes_the_same_in_the_same_order_as_one_in_one_go(name: str, step: int) -> None:
+    def gone(step: int) -> list[int]:
+        tree, start, left = busy(make_policy(name), 6), NO_HANDLE, list[int]()
+        held = frozenset(random.Random(6).sample(sorted(tree.childless()), 3))
+        while True:
+            begun = len(left)
+            for handle in tree.policy.victims(start):
+                if len(left) == begun + step:
+                    start = handle
+                    break
+                if handle in tree.childless() and handle not in held:
+                    tree.remove(handle)
+                    left.append(handle)
+            else:
+                return left
+
+    assert gone(step) == gone(10_000)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,7 +15,7 @@ from tests.support.calls import GONE, look
 from tests.support.chains import Chain, identity_of
 from tests.support.service import ServiceProcess, running_service
 
-ROUNDS = 30
+ROUNDS = 10
 WRITERS = 3
 CHAIN_BLOCKS = 24
 

@@ -15,7 +15,7 @@ from kvstore.clock import SystemClock
 from kvstore.store import Wanted, open_log
 from kvstore.testing.store_suite import MIB, make_records
 
-ROUNDS = 30
+ROUNDS = 10
 BUDGET = 24 * MIB
 
 CHILD = """
