@@ -52,7 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     try:
-        args = build_parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        args = build_parser().parse_args(words, argparse.Namespace(words=words))
         code: int = args.run(args)
         # Here, so that a full disk behind the answer is an error and not a warning at the interpreter's end.
         sys.stdout.flush()
