@@ -36,9 +36,9 @@ def check_pictures(html: str | None, png_path: str | None) -> None:
 
 
 def sections_of(study: Study, answer: Answer, check: Callable[[], None]) -> list[Section]:
-    advice = answer["recommendation"]
-    zero = None if advice is None else advice["zero_with_exact_replay"]
-    return sections(answer["rows"], answer["log"], reuse_of(study.loaded.log, check), zero)
+    return sections(
+        answer["rows"], answer["log"], reuse_of(study.loaded.log, check), answer["recommendation"]
+    )
 
 
 def write_pictures(
@@ -54,9 +54,14 @@ def write_pictures(
     names = [each.name for each in logs]
     title = f"Request log {', '.join(names)}"
     if html is not None:
-        about = about_log(answer["log"], names=names, command=shlex.join(["kvstore", *words]))
         advice = answer["recommendation"]
-        document = page(drawn, title=title, about=about, advice=None if advice is None else advice["line"])
+        document = page(
+            drawn,
+            title=title,
+            about=about_log(answer["log"], names),
+            command=shlex.join(["kvstore", *words]),
+            advice=None if advice is None else f"at {advice['where']}: {advice['line']}",
+        )
         write_document(html, document.encode(), option="--html")
     if png_path is None or not drawn:
         return

@@ -68,16 +68,21 @@ class Recommendation:
     def line(self) -> str:
         chosen, best, zero, prices = self.chosen, self.best, self.zero, self.prices
         parts = [
-            f"{_figures(chosen)} (blocks are {self.block_bytes_per_token:,.0f} B): worth ${chosen.worth(prices):.4f} for "
-            f"${chosen.cost(prices, self.kept_hours):.4f} per million input tokens, at ${prices.usd_per_million_tokens:g} a million "
-            f"tokens computed and ${prices.usd_per_gb_month:g} a GB-month, states kept {self.kept_hours:g} h"
+            f"{_figures(chosen)} of states a token stored (blocks: {self.block_bytes_per_token:,.0f} B), worth "
+            f"${chosen.worth(prices):.4f} for ${chosen.cost(prices, self.kept_hours):.4f} per million input tokens"
         ]
-        if best == chosen:
+        if best.saved_rate == chosen.saved_rate:
             parts.append("none saves more")
         elif self.even_usd_per_gb_month is not None:
-            parts.append(f"{_figures(best)}, and pays below ${self.even_usd_per_gb_month:.4f} a GB-month")
+            parts.append(f"{_figures(best)}, pays below ${self.even_usd_per_gb_month:.4f} a GB-month")
         if (zero.windows, zero.replay) != (chosen.windows, chosen.replay):
             parts.append(f"zero with exact replays saves {zero.saved_rate:.2f} %")
+        if chosen.replay is Replay.BOUNDED:
+            parts.append("what follows a bounded replay is approximate")
+        parts.append(
+            f"prices assumed: ${prices.usd_per_million_tokens:g} a million tokens, ${prices.usd_per_gb_month:g} a GB-month, states "
+            f"kept {self.kept_hours:.3g} h"
+        )
         return "; ".join(parts)
 
 
@@ -130,4 +135,4 @@ def _values(found: Recommendation, each: Weighed) -> dict[str, Any]:
 
 
 def _figures(each: Weighed) -> str:
-    return f"{each.windows} saves {each.saved_rate:.2f} % of the input tokens with {each.state_bytes_per_token:,.0f} B of states a token stored"
+    return f"{each.windows} saves {each.saved_rate:.2f} % of input tokens with {each.state_bytes_per_token:,.0f} B"

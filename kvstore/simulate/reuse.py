@@ -9,7 +9,7 @@ import numpy as np
 
 from kvstore.simulate.log import RequestLog
 
-QUANTILES = (10, 25, 50, 75, 90, 99)
+QUANTILES = (50, 90, 99)
 """Percent."""
 
 WITHIN_SECONDS = (1, 5, 15, 60, 300, 900, 3600, 14_400, 86_400, 259_200)

@@ -83,22 +83,25 @@ class Study:
             yield Row(size.text, ttl, case, self._outcome(case, check))
 
     def recommendation(self, check: Callable[[], None] = lambda: None) -> Recommendation | None:
-        """Of the window states asked about, compared under the first policy, size and retention; None where none were, or
-        no model says what they weigh. Simulates what `rows` has not yet, and states at no edge with exact replays."""
+        """Of the window states asked about, compared where most is saved of the policies, sizes and retentions asked about;
+        None where none were, or no model says what they weigh. Simulates what `rows` has not yet, and states at no edge
+        with exact replays."""
         if not self.question.windows or self.profile is None:
             return None
-        size, ttl, first = self.cases[0]
-        asked = [
-            case for _, _, case in self.cases if replace(case, windows=None) == replace(first, windows=None)
+        outcomes = [(each, self._outcome(each[2], check)) for each in self.cases]
+        (size, ttl, most), _ = max(outcomes, key=lambda each: each[1].token_hit_rate)
+        here = [
+            self._weighed(case, outcome)
+            for (_, _, case), outcome in outcomes
+            if replace(case, windows=None) == replace(most, windows=None)
         ]
-        zero = replace(first, windows=ZERO, replay=Replay.EXACT)
-        found = {case: self._weighed(case, self._outcome(case, check)) for case in [*asked, zero]}
+        zero = replace(most, windows=ZERO, replay=Replay.EXACT)
         return recommend(
-            [found[case] for case in asked],
-            found[zero],
-            where=", ".join(part for part in (first.policy, size.text, ttl) if part is not None),
+            here,
+            self._weighed(zero, self._outcome(zero, check)),
+            where=", ".join(part for part in (most.policy, size.text, ttl) if part is not None),
             prices=self.question.prices,
-            kept_hours=KEPT_HOURS if first.retention_seconds is None else first.retention_seconds / 3600,
+            kept_hours=KEPT_HOURS if most.retention_seconds is None else most.retention_seconds / 3600,
             block_bytes_per_token=self.profile.block_bytes / self.profile.block_tokens,
         )
 

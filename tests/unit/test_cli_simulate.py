@@ -70,6 +70,38 @@ def test_what_a_replay_costs_is_taken_from_the_hits(capsys: pytest.CaptureFixtur
     assert kept == pytest.approx(none)
 
 
+def test_rows_say_where_states_come_from_and_what_they_weigh(capsys: pytest.CaptureFixture[str]) -> None:
+    answered = answer(capsys, "--windows", "zero,endpoints,full", "--replay", "exact")
+    assert answered["log"]["profile"] == "deepseek-v4-flash"
+    zero, endpoints, full = answered["rows"]
+    for row in (zero, endpoints, full):
+        assert sum(row["state_sources"].values()) == pytest.approx(100)
+        assert row["tokens_saved_rate"] == row["token_hit_rate"] <= row["restored_rate"]
+        stored = row["blocks_stored"] * 512
+        assert row["state_bytes_per_token"] == pytest.approx(row["state_bytes"] / stored)
+    assert zero["state_bytes"] == zero["states_per_request"] == 0
+    assert zero["state_sources"]["REPLAY"] > 90
+    assert endpoints["state_sources"]["CHECKPOINT"] > full["state_sources"]["CHECKPOINT"] == 0
+    assert full["state_sources"]["ROWS"] > 90
+    # 3,214,336 B of rows for 128 tokens.
+    assert full["state_bytes_per_token"] == pytest.approx(3_214_336 / 128)
+    assert zero["tokens_saved_rate"] < endpoints["tokens_saved_rate"] < full["tokens_saved_rate"]
+
+
+def test_one_window_policy_is_recommended_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--windows", "endpoints,full", "--replay", "none")
+    answered = answer(capsys, *flags)
+    advice = answered["recommendation"]
+    assert advice["windows"] == advice["chosen"]["windows"] == "endpoints"
+    assert advice["where"] == "infinite, all"
+    assert advice["chosen"]["tokens_saved_rate"] == answered["rows"][0]["tokens_saved_rate"]
+    assert advice["line"].startswith("endpoints saves 74.83 % of input tokens with 3,965 B of states")
+    zero = answer(capsys, "--windows", "zero", "--replay", "exact")["rows"][0]
+    assert advice["zero_with_exact_replay"]["tokens_saved_rate"] == zero["tokens_saved_rate"]
+    assert answer(capsys, *flags, "--usd-storage", "0")["recommendation"]["windows"] == "full"
+    assert answer(capsys)["recommendation"] is None
+
+
 def test_a_size_in_bytes_is_one_in_blocks_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     [row] = answer(capsys, "--size", "64MiB", "--profile", "deepseek-v4-flash")["rows"]
     assert row["size"] == "64MiB"
@@ -103,7 +135,10 @@ REFUSED = [
     (("--ttl", "soon"), "not a time"),
     (("--windows", "sometimes"), "unknown window-state policy"),
     (("--windows", "periodic:700"), "unknown window-state policy"),
-    (("--replay", "exact"), "what a replay costs depends on the model"),
+    (("--replay", "exact", "--profile", "tiny", "--block", "512", "--group", "300"), "not a size of a block"),
+    (("--usd-storage=-1",), "not a price; --usd-storage=-1.0"),
+    (("--usd-tokens=nan",), "not a price"),
+    (("--html", "/dev/null/x.html"), "cannot write the HTML file"),
     (("--block", "64"), "line 1: 2796 tokens have another number of blocks of 64"),
     (("--block", "x"), "not a count"),
     (("--group", "0"), "not a size of a block"),

@@ -78,11 +78,11 @@ class Section:
 
 
 def nice_step(span: float) -> float:
-    """1, 2 or 5 times a power of ten, so that a span has three to eight of them."""
+    """1, 2 or 5 times a power of ten, so that a span has two to six of them."""
     if span <= 0:
         return 1.0
     scale: float = 10.0 ** math.floor(math.log10(span / 4))
-    return next(scale * each for each in (1, 2, 5, 10) if scale * each * 4 >= span * 0.75)
+    return next(scale * each for each in (1, 2, 5, 10) if scale * each * 6 >= span)
 
 
 def steps(low: float, high: float) -> list[float]:

@@ -41,18 +41,19 @@ th{color:var(--soft);font-weight:600}
 th:last-child,td:last-child{padding-right:2px}
 .words{text-align:left}
 svg{display:block;max-width:100%;height:auto}
+.narrow svg{width:100%}
 svg text{font:12px system-ui,sans-serif;fill:var(--ink)}
 svg .t{fill:var(--soft)}
 svg .name{font-weight:600}
 .grid{stroke:var(--grid)}
 .line{fill:none;stroke-width:2;stroke-linejoin:round}
-.level{stroke-dasharray:2 4}
 .again{stroke-dasharray:7 3}
+.level{stroke-dasharray:2 4}
 .leader{opacity:.45}
 .dot{stroke:none}
 .bar{fill:var(--c0)}
 .narrow{display:none}
-@media screen and (max-width:640px){.wide{display:none}.narrow{display:block}dl{grid-template-columns:1fr}dd{margin-bottom:4px}
+@media screen and (max-width:640px){.wide{display:none}.narrow{display:block}
  th,td{padding-right:8px}}
 @media print{body{max-width:none;padding:0;font-size:11pt}section{break-inside:avoid}.scroll{overflow:visible}
  table{font-size:8.5pt}th,td{white-space:normal;overflow-wrap:normal}*{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
@@ -65,9 +66,14 @@ svg .name{font-weight:600}
 
 
 def page(
-    sections: Sequence[Section], *, title: str, about: Sequence[tuple[str, str]], advice: str | None
+    sections: Sequence[Section],
+    *,
+    title: str,
+    about: Sequence[tuple[str, str]],
+    command: str,
+    advice: str | None,
 ) -> str:
-    """A whole document, also well-formed XML. `about`: what was read and how, as pairs of words."""
+    """A whole document, also well-formed XML. `about`: what was read and how, as pairs of words; `command` asks again."""
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>',
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
@@ -75,17 +81,15 @@ def page(
         f"<h1>{escape(title)}</h1>",
     ]
     if advice is not None:
-        parts.append(f'<p class="advice"><strong>Recommended</strong> {escape(advice)}</p>')
+        parts.append(
+            f'<p class="advice"><strong>Recommended</strong> {escape(advice).replace(" %", "&#160;%")}</p>'
+        )
     parts.append("<dl>")
-    parts += [f"<dt>{escape(name)}</dt><dd>{_fact(name, words)}</dd>" for name, words in about]
-    parts.append("</dl>")
+    parts += [f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in about]
+    parts.append(f"</dl><pre>{escape(command)}</pre>")
     parts += [_section(each) for each in sections]
     parts.append("</body></html>\n")
     return "".join(parts)
-
-
-def _fact(name: str, words: str) -> str:
-    return f"<pre>{escape(words)}</pre>" if name == "command" else escape(words)
 
 
 def _section(section: Section) -> str:
@@ -117,8 +121,8 @@ def _is_number(cell: str) -> bool:
     return cell[:1].isdigit() or cell in ("-", "all")
 
 
-def about_log(log: dict[str, Any], *, names: Sequence[str], command: str) -> list[tuple[str, str]]:
-    """What the log is, by which rule it was read, and how to ask again."""
+def about_log(log: dict[str, Any], names: Sequence[str]) -> list[tuple[str, str]]:
+    """What the log is, and by which rule it was read."""
     block = f"{log['block_tokens']} tokens"
     if log["group"] > 1:
         block += f", {log['group']} ids of {log['id_tokens']}"
@@ -145,4 +149,4 @@ def about_log(log: dict[str, Any], *, names: Sequence[str], command: str) -> lis
         facts.append(
             ("skipped lines", ", ".join(f"{name}: {count}" for name, count in log["skipped"].items()))
         )
-    return [*facts, ("command", command)]
+    return facts

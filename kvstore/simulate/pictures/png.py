@@ -91,7 +91,7 @@ def _lines(panel: Any, picture: Lines) -> None:
             fontweight="bold",
             annotation_clip=False,
             parse_math=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "alpha": 0.4},
+            arrowprops={"arrowstyle": "-", "color": colour, "alpha": 0.4, "relpos": (0, 0.5)},
         )
 
 

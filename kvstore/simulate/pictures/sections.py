@@ -28,12 +28,12 @@ TIMES = (
 _RATE = "token hit rate, %"
 
 
-def sections(rows: Sequence[Values], log: Values, reuse: Reuse, zero: Values | None) -> list[Section]:
-    """In the order of a page. `zero`: what the recommendation compares with, for a bar of its own."""
+def sections(rows: Sequence[Values], log: Values, reuse: Reuse, advice: Values | None) -> list[Section]:
+    """In the order of a page. `advice`: the recommendation; the states at no edge that it compares with have a bar too."""
     by_ttl = [row for row in rows if row["ttl"] is not None]
     by_size = [row for row in rows if row["ttl"] is None]
     found = [_sizes(by_size, log), _reuse(reuse), _ttl(by_ttl)]
-    return [each for each in found if each is not None] + _windows(rows, zero)
+    return [each for each in found if each is not None] + _windows(rows, advice)
 
 
 def _sizes(rows: Sequence[Values], log: Values) -> Section | None:
@@ -50,12 +50,16 @@ def _sizes(rows: Sequence[Values], log: Values) -> Section | None:
         x = 100.0 * row["capacity_blocks"] / footprint
         lines.setdefault(names.of(row), []).append((x, row["token_hit_rate"]))
         ticks.setdefault(x, row["size"])
+    sizes = list(dict.fromkeys(row["size"] for row in rows))
+    by_name: dict[str, dict[str, float]] = {}
+    for row in rows:
+        by_name.setdefault(names.of(row), {})[row["size"]] = row["token_hit_rate"]
     levels = {names.of(row): row["token_hit_rate"] for row in unlimited}
     return Section(
         "sizes",
         "Hit rate by size",
         f"How much of all input tokens was held, against the size of the store: shares of the {footprint:,} different blocks "
-        "of the log, on a logarithmic scale. A dashed level has no limit.",
+        "of the log, on a logarithmic scale. A dotted level has no limit.",
         Lines(
             "share of all blocks of the log",
             _RATE,
@@ -63,21 +67,13 @@ def _sizes(rows: Sequence[Values], log: Values) -> Section | None:
             tuple(Line(name, tuple(sorted(points))) for name, points in lines.items()),
             tuple(levels.items()),
         ),
-        ("policy", *names.extra, "size", "blocks", "hit rate", "held", "evicted", "refused"),
-        tuple(
-            (
-                row["policy"],
-                *(row[each] or "-" for each in names.extra),
-                row["size"],
-                "all" if row["capacity_blocks"] is None else f"{row['capacity_blocks']:,}",
-                _percent(row["token_hit_rate"]),
-                _percent(row["held_share"]),
-                f"{row['blocks_evicted']:,}",
-                f"{row['blocks_refused']:,}",
-            )
-            for row in rows
-        ),
+        ("policy" if names.is_policy else "states kept", *sizes),
+        tuple((name, *(_rate_at(rates, size) for size in sizes)) for name, rates in by_name.items()),
     )
+
+
+def _rate_at(rates: dict[str, float], size: str) -> str:
+    return _percent(rates[size]) if size in rates else "-"
 
 
 def _ttl(rows: Sequence[Values]) -> Section | None:
@@ -125,8 +121,7 @@ def _reuse(reuse: Reuse) -> Section | None:
         "reuse",
         "Reuse intervals",
         f"Of {reuse.reuses:,} accesses to a block seen before ({_percent(reuse.reuse_rate)} of all), how many came within so "
-        f"long of the access before. {_percent(reuse.once_rate)} of the blocks are asked for once; the longest interval is "
-        f"{_time(reuse.longest_seconds)}.",
+        f"long of the access before: {_quantiles(reuse)}. {_percent(reuse.once_rate)} of the blocks are asked for once.",
         Lines(
             "time since the access before",
             "accesses within, %",
@@ -136,33 +131,35 @@ def _reuse(reuse: Reuse) -> Section | None:
         ("interval", "accesses within"),
         tuple(
             (_time(seconds), _percent(share))
-            for seconds, share in sorted(
-                {*reuse.within, *((seconds, float(percent)) for percent, seconds in reuse.quantiles)}
-            )
+            for seconds, share in (*reuse.within, (reuse.longest_seconds, 100.0))
         ),
     )
 
 
-def _windows(rows: Sequence[Values], zero: Values | None) -> list[Section]:
+def _quantiles(reuse: Reuse) -> str:
+    return ", ".join(f"{percent} % within {_time(seconds)}" for percent, seconds in reuse.quantiles)
+
+
+def _windows(rows: Sequence[Values], advice: Values | None) -> list[Section]:
     """One for each policy, size and retention that window states were compared at."""
     places: dict[tuple[Any, ...], list[Values]] = {}
     for row in rows:
         if row["windows"] is not None:
-            places.setdefault((row["policy"], row["size"], row["ttl"]), []).append(row)
+            here = places.setdefault((row["policy"], row["capacity_blocks"], row["ttl"]), [])
+            # Without a limit all sizes are one.
+            if row["windows"] not in {each["windows"] for each in here}:
+                here.append(row)
     found = []
-    for number, (place, here) in enumerate(places.items()):
-        where = ", ".join(part for part in place if part is not None)
+    for number, here in enumerate(places.values()):
+        where = ", ".join(here[0][each] for each in ("policy", "size", "ttl") if here[0][each] is not None)
         replay = here[0]["replay"]
         bars = [
             Bar(row["windows"], row["tokens_saved_rate"], _percent(row["tokens_saved_rate"]) + _weight(row))
             for row in here
         ]
-        if (
-            not number
-            and zero is not None
-            and (replay != "exact" or "zero" not in {bar.name for bar in bars})
-        ):
-            rate = zero["tokens_saved_rate"]
+        has_zero = replay == "exact" and "zero" in {bar.name for bar in bars}
+        if advice is not None and advice["where"] == where and not has_zero:
+            rate = advice["zero_with_exact_replay"]["tokens_saved_rate"]
             bars.append(Bar("zero, exact replays", rate, f"{_percent(rate)}, 0 B/token"))
         cost = {
             "none": "A hit ends at a state that is kept.",
@@ -176,17 +173,17 @@ def _windows(rows: Sequence[Values], zero: Values | None) -> list[Section]:
                 f"Input tokens that need not be computed, by which window states are kept. {cost} Bytes are those of states "
                 "written, per token of the blocks written.",
                 Bars("input tokens not computed, %", tuple(bars)),
-                ("states kept", "not computed", "restored", "state from", "states/request", "B/token"),
+                ("states kept", "not computed", "B/token", "states/request", "restored", "state from"),
                 tuple(
                     (
                         row["windows"],
                         _percent(row["tokens_saved_rate"]),
-                        _percent(row["restored_rate"]),
-                        sources_words(row["state_sources"]),
-                        f"{row['states_per_request']:.2f}",
                         "-"
                         if row["state_bytes_per_token"] is None
                         else f"{row['state_bytes_per_token']:,.0f}",
+                        f"{row['states_per_request']:.2f}",
+                        _percent(row["restored_rate"]),
+                        sources_words(row["state_sources"]),
                     )
                     for row in here
                 ),
@@ -202,6 +199,7 @@ class _Names:
     def __init__(self, rows: Sequence[Values], columns: tuple[str, ...]) -> None:
         differ = [each for each in columns if len({row[each] for row in rows}) > 1]
         self._columns = differ or [columns[0]]
+        self.is_policy = self._columns[0] == "policy"
         self.extra = tuple(each for each in differ if each not in ("policy", "size"))
 
     def of(self, row: Values) -> str:
@@ -227,5 +225,5 @@ def _percent(value: float) -> str:
 def _time(seconds: float) -> str:
     for size, unit in ((86_400.0, "d"), (3600.0, "h"), (60.0, "min")):
         if seconds >= size:
-            return f"{seconds / size:.4g} {unit}"
+            return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"

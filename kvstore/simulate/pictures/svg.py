@@ -37,9 +37,14 @@ def _lines(picture: Lines, width: int) -> tuple[list[str], float]:
     names = [line.name for line in picture.lines] + [name for name, _ in picture.levels]
     # One line needs no name: the title has it.
     is_named = len(names) > 1
-    side = min(max(map(len, names)) * LETTER + 22, width * 0.46) if is_named else 16.0
-    height = max(width * (0.8 if width < 500 else 0.5), _TOP + _BOTTOM + len(names) * _LINE_GAP)
-    right, bottom = width - side, height - _BOTTOM
+    beside = max(map(len, names)) * LETTER + 22
+    is_beside = is_named and beside <= width * 0.4
+    right = width - (beside if is_beside else 16.0)
+    plot = width * (0.8 if width < 500 else 0.5)
+    if is_beside:
+        plot = max(plot, _TOP + _BOTTOM + len(names) * _LINE_GAP)
+    bottom = plot - _BOTTOM
+    height = plot + (8 + len(names) * _LINE_GAP if is_named and not is_beside else 0)
     (x_low, x_high), (y_low, y_high) = picture.x_range(), picture.y_range()
 
     def across(x: float) -> float:
@@ -60,7 +65,7 @@ def _lines(picture: Lines, width: int) -> tuple[list[str], float]:
         taken = across(x) + half + 6
         body.append(_rule("grid", across(x), bottom, across(x), bottom + 5))
         body.append(_text(across(x), bottom + 18, words, anchor="middle"))
-    body.append(_text((_LEFT + right) / 2, height - 6, picture.x_label, kind="t axis", anchor="middle"))
+    body.append(_text((_LEFT + right) / 2, plot - 6, picture.x_label, kind="t axis", anchor="middle"))
     ends = [(across(line.points[-1][0]), up(line.points[-1][1])) for line in picture.lines]
     ends += [(right, up(y)) for _, y in picture.levels]
     for number, line in enumerate(picture.lines):
@@ -74,11 +79,19 @@ def _lines(picture: Lines, width: int) -> tuple[list[str], float]:
             ]
     for number, (_, y) in enumerate(picture.levels, len(picture.lines)):
         body.append(_rule(f"line level {_kind(number)}", _LEFT, up(y), right, up(y)))
-    if is_named:
+    if is_beside:
         places = spread([y for _, y in ends], _LINE_GAP, _TOP, bottom)
         for number, (name, (x, y), place) in enumerate(zip(names, ends, places, strict=True)):
             body.append(_rule(f"leader {_kind(number)}", x + 3, y, right + 12, place))
             body.append(_text(right + 15, place + 4, name, kind=f"name {_kind(number)}"))
+    elif is_named:
+        # As the lines end, from the top down.
+        order = sorted(range(len(names)), key=lambda number: ends[number][1])
+        for row, number in enumerate(order, 1):
+            y = plot + row * _LINE_GAP
+            is_level = number >= len(picture.lines)
+            body.append(_rule(f"line {'level ' if is_level else ''}{_kind(number)}", 8, y, 30, y))
+            body.append(_text(36, y + 4, names[number], kind=f"name {_kind(number)}"))
     return body, height
 
 
@@ -88,7 +101,10 @@ def _kind(number: int) -> str:
 
 
 def _bars(picture: Bars, width: int) -> tuple[list[str], float]:
-    bottom = _BAR_ROW * len(picture.bars) + 4
+    # Name and words share a line where all have room.
+    together = all((len(bar.name) + len(bar.words) + 2) * LETTER < width - 24 for bar in picture.bars)
+    row = _BAR_ROW + (0 if together else _LINE_GAP)
+    bottom = row * len(picture.bars) + 4
     height = bottom + _BOTTOM - 4
     low, high = picture.x_range()
     left, right = 2.0, width - 16.0
@@ -104,9 +120,13 @@ def _bars(picture: Bars, width: int) -> tuple[list[str], float]:
     body.append(_rule("grid", left, 0, left, bottom))
     body.append(_text((left + right) / 2, height - 2, picture.x_label, kind="t axis", anchor="middle"))
     for number, bar in enumerate(picture.bars):
-        top = number * _BAR_ROW
+        top = number * row
         body.append(_text(left + 4, top + 14, bar.name, kind="name"))
-        body.append(_text(right, top + 14, bar.words, anchor="end"))
+        if together:
+            body.append(_text(right, top + 14, bar.words, anchor="end"))
+        else:
+            top += _LINE_GAP
+            body.append(_text(left + 4, top + 14, bar.words))
         body.append(
             f'<rect class="bar" x="{left:.1f}" y="{top + 19:.1f}" width="{max(across(bar.value) - left, 0.5):.1f}" '
             f'height="{_BAR_HEIGHT:.0f}"/>'
