@@ -64,7 +64,7 @@ def test_a_state_that_a_replay_rebuilt_where_prompts_part_is_kept_for_the_next()
 
 @pytest.mark.parametrize("replay", [Replay.EXACT, Replay.BOUNDED])
 def test_nothing_saves_more_than_what_is_held(replay: Replay) -> None:
-    requests = made_requests(4, 120, sessions=10)
+    requests = made_requests(4, 60, sessions=8)
     log = log_of(*((each.tokens, list(each.ids)) for each in requests))
     most = simulated(log, Replay.NONE, "full+overlap").outcome
     for windows in ("zero", "endpoints", f"periodic:{4 * BLOCK}", "full"):
