@@ -83,13 +83,16 @@ class Study:
             yield Row(size.text, ttl, case, self._outcome(case, check))
 
     def recommendation(self, check: Callable[[], None] = lambda: None) -> Recommendation | None:
-        """Of the window states asked about, compared where most is saved of the policies, sizes and retentions asked about;
-        None where none were, or no model says what they weigh. Simulates what `rows` has not yet, and states at no edge
-        with exact replays."""
+        """Of the window states asked about, compared where most is saved of the policies, sizes and retentions asked
+        about, but not under a policy that knows the log; None where none were, or no model says what they weigh.
+        Simulates what `rows` has not yet, and states at no edge with exact replays."""
         if not self.question.windows or self.profile is None:
             return None
         outcomes = [(each, self._outcome(each[2], check)) for each in self.cases]
-        (size, ttl, most), _ = max(outcomes, key=lambda each: each[1].token_hit_rate)
+        # Of policies that can serve, where there is one.
+        (size, ttl, most), _ = max(
+            outcomes, key=lambda each: (each[0][2].policy in EVICTION_POLICIES, each[1].token_hit_rate)
+        )
         here = [
             self._weighed(case, outcome)
             for (_, _, case), outcome in outcomes

@@ -75,6 +75,11 @@ def test_retentions_and_window_states_have_tables_with_the_numbers_of_the_rows(l
     assert answer["recommendation"]["line"] in "".join(tree.itertext()).replace("\u00a0", " ")
 
 
+def test_what_cannot_serve_is_not_what_states_are_recommended_for(log: Path) -> None:
+    _, _, answer = page_of(log, "--policy", "belady,lru", "--size", "10%,30%", "--windows", "endpoints")
+    assert answer["recommendation"]["where"] == "lru, 30%"
+
+
 def test_what_was_not_simulated_is_not_drawn(log: Path) -> None:
     _, tree, _ = page_of(log, "--size", "10%")
     assert [each.get("id") for each in tree.iter("section")] == ["sizes", "reuse"]

@@ -40,6 +40,8 @@ th,td{padding:3px 12px 3px 0;text-align:right;border-bottom:1px solid var(--grid
 th{color:var(--soft);font-weight:600}
 th:last-child,td:last-child{padding-right:2px}
 .words{text-align:left}
+td.words:last-child{white-space:normal;min-width:13em}
+.scroll{margin-top:.5rem}
 svg{display:block;max-width:100%;height:auto}
 .narrow svg{width:100%}
 svg text{font:12px system-ui,sans-serif;fill:var(--ink)}
