@@ -125,10 +125,13 @@ class Study:
             if isinstance(ranks, BeladyPolicy) and self._uses is None:
                 self._uses = NextUses(log)
             self._keys = self._keys or keys_of(log)
-            simulation = Simulation(
-                log, case, ranks=ranks, profile=self.profile, keys=self._keys, uses=self._uses
-            )
-            self._known[case] = simulation.run(check)
+            # Where nothing is replayed hits do not depend on the model, and one of a single layer plans faster.
+            model = None if case.replay is Replay.NONE else self.profile
+            simulation = Simulation(log, case, ranks=ranks, profile=model, keys=self._keys, uses=self._uses)
+            outcome = self._known[case] = simulation.run(check)
+            if self.profile is not None and case.windows is not None:
+                policy = WindowPolicy.parse(case.windows, self.profile)
+                outcome.state_bytes = outcome.states_stored * policy.item_bytes(self.profile)
         return self._known[case]
 
     def _cases(self) -> Iterator[tuple[Size, str | None, Case]]:
