@@ -57,7 +57,8 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     try:
         words = sys.argv[1:] if argv is None else argv
-        args = build_parser(words[0] if words else None).parse_args(words)
+        parser = build_parser(words[0] if words else None)
+        args = parser.parse_args(words, argparse.Namespace(words=words))
         code: int = args.run(args)
         # Here, so that a full disk behind the answer is an error and not a warning at the interpreter's end.
         sys.stdout.flush()

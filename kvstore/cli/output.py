@@ -42,10 +42,14 @@ def _json_file(name: str) -> str:
 
 def check_json_target(args: argparse.Namespace) -> None:
     """Refuse a file that cannot be written before long work, rather than after it. Changes nothing."""
-    if args.json is None or args.json == STDOUT:
-        return
-    with _refused(args.json):
-        target = _Target(args.json)
+    if args.json is not None and args.json != STDOUT:
+        check_target(args.json, option="--json")
+
+
+def check_target(path: str, *, option: str) -> None:
+    """Refuse a file, the value of `option`, that cannot be written. Changes nothing."""
+    with _refused(path, option):
+        target = _Target(path)
         target.check()
         if target.is_replaced:
             descriptor, beside = target.beside()
@@ -64,7 +68,7 @@ def emit(args: argparse.Namespace, value: Any, text: str) -> None:
         return
     # At once: FILE may be where this goes, too.
     print(text, flush=True)
-    _write(args.json, document)
+    write_document(args.json, document.encode(), option="--json")
 
 
 class _Target:
@@ -109,17 +113,17 @@ def _is_descriptor(path: Path) -> bool:
     return any(name.parent.resolve().is_relative_to("/proc") for name in names)
 
 
-def _write(path: str, document: str) -> None:
+def write_document(path: str, document: bytes, *, option: str) -> None:
     """A regular file holds the old document or the new one, whole, whatever happens meanwhile."""
-    with _refused(path):
+    with _refused(path, option):
         target = _Target(path)
         if not target.is_replaced:
-            with target.path.open("a" if target.is_stream else "w", encoding="utf-8") as file:
+            with target.path.open("ab" if target.is_stream else "wb") as file:
                 file.write(document)
             return
         descriptor, beside = target.beside()
         try:
-            with open(descriptor, "w", encoding="utf-8") as file:
+            with open(descriptor, "wb") as file:
                 file.write(document)
                 file.flush()
                 os.fsync(descriptor)
@@ -130,15 +134,15 @@ def _write(path: str, document: str) -> None:
 
 
 @contextmanager
-def _refused(path: str) -> Iterator[None]:
+def _refused(path: str, option: str) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
         raise ConfigError(
-            f"cannot write the JSON file: {error.strerror}",
-            field="--json",
+            f"cannot write the {option[2:].upper()} file: {error.strerror}",
+            field=option,
             value=path,
             allowed="a writable path",
         ) from error

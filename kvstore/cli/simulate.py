@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from kvstore.cli.output import add_json_flag, check_json_target, emit, table
+from kvstore.cli.output import add_json_flag, check_json_target, emit
+from kvstore.cli.simulate_report import (
+    Answer,
+    check_pictures,
+    sections_of,
+    text,
+    write_pictures,
+)
 from kvstore.cli.stopping import Check, stoppable
 from kvstore.config import parse_count, parse_time
 from kvstore.errors import InvalidArgument
@@ -15,7 +21,17 @@ from kvstore.profile.registry import PROFILES, get_profile
 from kvstore.simulate.case import Replay, TtlFrom
 from kvstore.simulate.formats import FORMATS, load_log
 from kvstore.simulate.log import OnBadLine
-from kvstore.simulate.study import DEFAULT_SIZES, POLICIES, Question, Row, Study, facts, row_values
+from kvstore.simulate.pictures.base import Section
+from kvstore.simulate.recommend import Prices, recommendation_values
+from kvstore.simulate.study import (
+    DEFAULT_PROFILE,
+    DEFAULT_SIZES,
+    POLICIES,
+    Question,
+    Study,
+    facts,
+    row_values,
+)
 
 CASES_MAX = 1000
 
@@ -66,10 +82,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--replay",
         choices=[each.value for each in Replay],
         default=Replay.NONE.value,
-        help="what a resume may rebuild, and pays for: none, a hit ends at a state (default none; others need --profile)",
+        help="what a resume may rebuild, and pays for: none, a hit ends at a state (default none)",
     )
     parser.add_argument(
-        "--profile", choices=list(PROFILES), help="the model, for sizes in bytes and for replays"
+        "--profile",
+        choices=list(PROFILES),
+        help=f"the model, for sizes in bytes, states and replays (default for states and replays {DEFAULT_PROFILE})",
     )
     parser.add_argument(
         "--as-served",
@@ -82,12 +100,30 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=OnBadLine.STOP.value,
         help="stop at a line that cannot be used, or skip and count it (default stop)",
     )
+    for name, default, what in (
+        ("tokens", Prices().usd_per_million_tokens, "a million tokens computed rather than restored"),
+        ("storage", Prices().usd_per_gb_month, "a GB kept for a month"),
+    ):
+        parser.add_argument(
+            f"--usd-{name}",
+            metavar="USD",
+            type=float,
+            default=default,
+            help=f"what {what} costs, for the recommendation of window states (assumed: {default:g})",
+        )
+    parser.add_argument("--html", metavar="FILE", help="pictures and their numbers, as one page")
+    parser.add_argument(
+        "--png",
+        metavar="PATH",
+        help="the pictures as images: x.png, one with all of them, or a folder, one each (needs kvstore[pictures])",
+    )
     add_json_flag(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     check_json_target(args)
+    check_pictures(args.html, args.png)
     question = Question(
         policies=_list(args.policy, "--policy"),
         sizes=_list(args.size, "--size"),
@@ -96,6 +132,10 @@ def run(args: argparse.Namespace) -> int:
         ttl_from=TtlFrom(args.ttl_from),
         replay=Replay(args.replay),
         as_served=args.as_served,
+        prices=Prices(
+            usd_per_million_tokens=_price(args.usd_tokens, "--usd-tokens"),
+            usd_per_gb_month=_price(args.usd_storage, "--usd-storage"),
+        ),
     )
     profile = get_profile(args.profile) if args.profile else None
     loaded = load_log(
@@ -111,13 +151,20 @@ def run(args: argparse.Namespace) -> int:
             "too many cases at once", field="cases", value=len(study.cases), allowed=f"{CASES_MAX}"
         )
 
-    def work(check: Check) -> list[Row]:
-        return list(study.rows(check))
+    def work(check: Check) -> tuple[Answer, list[Section]]:
+        rows = [row_values(row, study) for row in study.rows(check)]
+        advice = study.recommendation(check)
+        answer: Answer = {
+            "log": facts(study),
+            "rows": rows,
+            "recommendation": None if advice is None else recommendation_values(advice),
+        }
+        wants_pictures = args.html is not None or args.png is not None
+        return answer, sections_of(study, answer, check) if wants_pictures else []
 
-    rows = stoppable(work, leaves="nothing")
-    about = facts(loaded, question)
-    values = [row_values(row, loaded.log.footprint) for row in rows]
-    emit(args, {"log": about, "rows": values}, _text(about, values))
+    answer, drawn = stoppable(work, leaves="nothing")
+    write_pictures(drawn, answer, logs=args.log, words=args.words, html=args.html, png_path=args.png)
+    emit(args, answer, text(answer))
     return 0
 
 
@@ -130,6 +177,12 @@ def _list(text: str, option: str) -> list[str]:
     return parts
 
 
+def _price(value: float, option: str) -> float:
+    if not 0 <= value <= 1e9:
+        raise InvalidArgument("not a price", field=option, value=value, allowed="0 to 1e9 US dollars")
+    return value
+
+
 def _ttl(text: str) -> float:
     seconds = parse_time(text, name="--ttl")
     if not 0 < seconds <= 1e9:
@@ -137,31 +190,3 @@ def _ttl(text: str) -> float:
             "not a retention", field="--ttl", value=text, allowed="more than 0, up to 1e9 s"
         )
     return seconds
-
-
-def _text(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    rekeyed = ", named by their parents too" if about["rekeyed_by_parent"] else ""
-    grouped = f" ({about['group']} ids of {about['id_tokens']})" if about["group"] > 1 else ""
-    lines = [
-        f"{about['format']} log: {about['requests']:,} requests in {about['span_seconds'] / 3600:.2f} h, "
-        f"{about['input_tokens']:,} input tokens, {about['footprint_blocks']:,} different blocks",
-        f"blocks of {about['block_tokens']} tokens{grouped}{rekeyed}; rule: {about['rule']}; no warm-up; "
-        f"outputs count {about['outputs_count']}",
-    ]
-    if about["skipped_lines"]:
-        kinds = ", ".join(f"{name}: {count}" for name, count in about["skipped"].items())
-        lines.append(f"skipped {about['skipped_lines']} lines ({kinds})")
-    shown = ["policy", "size"] + [name for name in ("ttl", "windows") if any(row[name] for row in rows)]
-    head = [*shown, "hit rate", "held", "stored", "evicted", "states/request"]
-    cells = [
-        [
-            *(row[name] or "-" for name in shown),
-            f"{row['token_hit_rate']:.2f} %",
-            f"{row['held_share']:.2f} %",
-            f"{row['blocks_stored']:,}",
-            f"{row['blocks_evicted']:,}",
-            f"{row['states_per_request']:.2f}",
-        ]
-        for row in rows
-    ]
-    return "\n".join([*lines, "", table(cells, head=head)])

@@ -92,6 +92,10 @@ class WindowPolicy:
     def __str__(self) -> str:
         return f"{self.kind.value}:{self.every_tokens}" if self.every_tokens else self.kind.value
 
+    def item_bytes(self, profile: Profile) -> int:
+        """Bytes of each item that is kept beside the blocks: a state, or the window rows of a block."""
+        return _rows_bytes(self, profile) if self.rows else profile.state_bytes
+
     def pool_edges(
         self, profile: Profile, *, prompt_tokens: int, after: int, branch_at: int = 0
     ) -> tuple[int, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvstore.profile.base import Layer, LayerKind, Profile
 from kvstore.profile.formats import RowFormat
+from kvstore.types import StateSource
 
 
 class Replay(StrEnum):
@@ -27,7 +29,7 @@ class TtlFrom(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One simulation. capacity: blocks that are held at most, None for no limit; retention_seconds since `ttl_from`, None
-    for no end; windows: the states that are kept, None for one at every block; as_served: whole blocks only and at most
+    for no end; windows: the states that are kept, None for one at every block, or with a replay for none; as_served: whole blocks only and at most
     n - 1 tokens, as the service answers, and not what the log's ids allow."""
 
     policy: str
@@ -41,11 +43,17 @@ class Case:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """`hit_tokens` of `input_tokens`; blocks and states as counts. `held_blocks_mean` is over the log's time."""
+    """`hit_tokens` of `input_tokens`, those that were not computed: without what replays computed, in tokens through all
+    layers. `restored_tokens` were restored, `replayed_tokens` touched again. `sources`: how many requests had their window
+    state from where. Blocks and states as counts, written ones; `held_blocks_mean` is over the log's time."""
 
     requests: int = 0
     input_tokens: int = 0
     hit_tokens: float = 0
+    restored_tokens: int = 0
+    replayed_tokens: int = 0
+    replay_layer_tokens: int = 0
+    sources: Counter[StateSource] = field(default_factory=Counter)
     blocks_asked: int = 0
     blocks_hit: int = 0
     blocks_stored: int = 0
@@ -56,12 +64,21 @@ class Outcome:
     blocks_held_most: int = 0
     held_blocks_mean: float = 0.0
     states_stored: int = 0
+    state_bytes: int = 0
     index_bytes_per_block: float = 0.0
 
     @property
     def token_hit_rate(self) -> float:
         """Percent."""
-        return 100.0 * self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
+        return self._percent(self.hit_tokens)
+
+    @property
+    def restored_rate(self) -> float:
+        """Percent."""
+        return self._percent(self.restored_tokens)
+
+    def _percent(self, tokens: float) -> float:
+        return 100.0 * tokens / self.input_tokens if self.input_tokens else 0.0
 
 
 def counting_profile(block_tokens: int) -> Profile:

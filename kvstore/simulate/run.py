@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from kvstore.core import Core, Limits, ReserveItem, Written
 from kvstore.core.base import Gone, LookupResult
-from kvstore.plan import Costs, Coverage
-from kvstore.plan.coverage import longest_restore, usable
-from kvstore.plan.planner import tokens_saved
+from kvstore.plan import Costs
+from kvstore.plan.planner import plan
 from kvstore.plan.save import save_states
 from kvstore.policy import EvictionPolicy
 from kvstore.policy.window import WindowPolicy
@@ -22,6 +21,7 @@ from kvstore.profile.base import Profile
 from kvstore.simulate.belady import BeladyPolicy, NextUses, Uses
 from kvstore.simulate.case import Case, Outcome, Replay, TtlFrom, counting_profile
 from kvstore.simulate.log import Numbers, RequestLog
+from kvstore.simulate.resume import Resume, resume_of, within
 from kvstore.store.base import Place
 from kvstore.types import KEY_BYTES, BlockKey, Checks, ItemKind
 
@@ -169,47 +169,54 @@ class Simulation:
             exact_only=case.replay is not Replay.BOUNDED,
         )
         held = found.coverage.blocks
-        resumed = self._count(self._aged(found, request, now), tokens, len(keys), prompt)
+        found = self._aged(found, request, now, prompt)
+        resume = self._count(found, tokens, len(keys), prompt)
         uses = self._reuse(request, len(keys), found.lease_id, now)
         room = self._room(len(keys) - held, now, None if uses is None else uses[held:])
         if self._belady is not None and uses is not None:
             self._belady.expect(uses[held : held + room])
         items = self._block_items(keys, held, held + room)
         if case.windows is not None:
-            items += self._state_items(found, keys, held + room, resumed, prompt)
+            items += self._state_items(found, keys, held + room, resume, prompt)
         for begin in range(0, len(items), _ITEMS_AT_ONCE):
             self._store(items[begin : begin + _ITEMS_AT_ONCE], now)
         if found.lease_id is not None:
             core.release(found.lease_id, SESSION, now)
 
-    def _aged(self, found: LookupResult, request: int, now: float) -> LookupResult:
+    def _aged(self, found: LookupResult, request: int, now: float, prompt: int) -> LookupResult:
         """Without the blocks from the first one on whose time since it came is over: those come anew."""
         if self._ages is None:
             return found
-        blocks = self._ages.serve(self._log.blocks(request), found.coverage.blocks, now)
-        return found._replace(coverage=Coverage(blocks))
+        held = found.coverage.blocks
+        blocks = self._ages.serve(self._log.blocks(request), held, now)
+        if blocks == held:
+            return found
+        coverage = within(found.coverage, blocks, self._log.block_tokens)
+        planned = plan(
+            self._profile,
+            coverage,
+            prompt_tokens=prompt,
+            costs=FREE_READS,
+            policy=self._windows,
+            exact_only=self._case.replay is not Replay.BOUNDED,
+        )
+        return found._replace(coverage=coverage, plan=planned)
 
-    def _count(self, found: LookupResult, tokens: int, blocks: int, prompt: int) -> int:
-        """Count a request; where it resumes, in tokens."""
-        outcome, size = self.outcome, self._log.block_tokens
-        coverage, case = found.coverage, self._case
-        resumed: float = found.plan.compute_from
-        if case.replay is not Replay.NONE:
-            hit = tokens_saved(self._profile, found.plan.chosen, prompt)
-        else:
-            resumed = coverage.blocks * size
-            if case.as_served:
-                resumed = longest_restore(self._profile, coverage, prompt)
-            if case.windows is not None:
-                edges = (coverage.checkpoints, coverage.rows, coverage.rows_overlap)
-                resumed = max((edge for each in edges for edge in usable(each, resumed)[-1:]), default=0)
-            hit = resumed
+    def _count(self, found: LookupResult, tokens: int, blocks: int, prompt: int) -> Resume:
+        """Count a request, and say how it resumes."""
+        outcome = self.outcome
+        resume = resume_of(self._case, self._profile, found.coverage, found.plan.chosen, prompt)
         outcome.requests += 1
         outcome.input_tokens += tokens
-        outcome.hit_tokens += min(hit, tokens)
+        outcome.hit_tokens += resume.saved_tokens(tokens, self._profile.layer_count)
+        outcome.restored_tokens += min(resume.compute_from, tokens)
+        outcome.replayed_tokens += resume.replay_tokens
+        outcome.replay_layer_tokens += resume.replay_layer_tokens
+        if resume.source is not None:
+            outcome.sources[resume.source] += 1
         outcome.blocks_asked += blocks
-        outcome.blocks_hit += coverage.blocks
-        return int(resumed)
+        outcome.blocks_hit += found.coverage.blocks
+        return resume
 
     def _reuse(self, request: int, blocks: int, lease_id: int | None, now: float) -> Uses | None:
         """When each block of the request is used next, where the policy wants to know; what is held is told it."""
@@ -257,7 +264,7 @@ class Simulation:
         ]
 
     def _state_items(
-        self, found: LookupResult, keys: list[BlockKey], held: int, resumed: int, prompt: int
+        self, found: LookupResult, keys: list[BlockKey], held: int, resume: Resume, prompt: int
     ) -> list[ReserveItem]:
         """States and rows that the policy keeps of what is held now. The edge where an output would end is that of the input:
         outputs have no ids."""
@@ -267,8 +274,8 @@ class Simulation:
             self._profile,
             prompt_tokens=prompt if self._case.as_served else len(keys) * size,
             coverage=found.coverage,
-            compute_from=resumed,
-            rebuilt=False,
+            compute_from=resume.compute_from,
+            rebuilt=resume.rebuilt,
         )
         edges = {edge for edge in saved.ssd if edge <= held * size}
         if saved.output_edge_ssd and held == len(keys) and held:
@@ -283,7 +290,7 @@ class Simulation:
             length = overlap if saved.rows_overlap else self._profile.rows_block_bytes
             items += [
                 ReserveItem(keys[number], ItemKind.ROWS, b"", (number + 1) * size, length)
-                for number in range(resumed // size, held)
+                for number in range(resume.compute_from // size, held)
             ]
         return items
 
@@ -299,6 +306,9 @@ class Simulation:
         written = {each.item.item_id: Written(_NO_CHECKS, self._place(each.item.length)) for each in granted}
         core.committed(made.reservation_id, SESSION, written, now_mono=now, now_wall=now)
         self._held += sum(each.item.kind is ItemKind.BLOCK for each in granted)
+        self.outcome.state_bytes += sum(
+            each.item.length for each in granted if each.item.kind is not ItemKind.BLOCK
+        )
         self.outcome.blocks_held_most = max(self.outcome.blocks_held_most, self._held)
 
     def _place(self, length: int) -> Place:

@@ -10,11 +10,14 @@ from kvstore.errors import InvalidArgument, ProfileError
 from kvstore.policy import EVICTION_POLICIES, EvictionPolicy, LruPolicy
 from kvstore.policy.window import WindowPolicy
 from kvstore.profile.base import Profile
+from kvstore.profile.registry import get_profile
 from kvstore.simulate.belady import BeladyPolicy, NextUses
 from kvstore.simulate.case import Case, Outcome, Replay, TtlFrom, counting_profile
 from kvstore.simulate.formats import LoadedLog
+from kvstore.simulate.recommend import Prices, Recommendation, Weighed, recommend
 from kvstore.simulate.run import Simulation, keys_of
 from kvstore.simulate.sizes import ALL, Size, parse_capacity
+from kvstore.types import BlockKey, StateSource
 
 INFINITE = "infinite"
 """Not a policy: nothing is evicted, whatever the size."""
@@ -26,6 +29,12 @@ POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
 }
 
 DEFAULT_SIZES = ("1%", "3%", "10%", "30%")
+DEFAULT_PROFILE = "deepseek-v4-flash"
+"""The model of states and replays where none is named."""
+
+ZERO = "zero"
+KEPT_HOURS = 72.0
+"""For how long the service keeps what it stores, where no retention is asked about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +49,7 @@ class Question:
     ttl_from: TtlFrom = TtlFrom.USE
     replay: Replay = Replay.NONE
     as_served: bool = False
+    prices: Prices = field(default_factory=Prices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +62,77 @@ class Row:
 
 @dataclass(slots=True)
 class Study:
-    """Cases of one log. Checked as a whole before the first is simulated: InvalidArgument, ProfileError."""
+    """Cases of one log. Checked as a whole before the first is simulated: InvalidArgument, ProfileError. Equal cases are
+    simulated once."""
 
     loaded: LoadedLog
     question: Question
     profile: Profile | None = None
     cases: list[tuple[Size, str | None, Case]] = field(default_factory=list)
+    _keys: list[BlockKey] = field(default_factory=list, init=False)
+    _uses: NextUses | None = field(default=None, init=False)
+    _known: dict[Case, Outcome] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.profile = _fitted(self.profile, self.loaded.log.block_tokens)
+        self.profile = _model(self.profile, self.question, self.loaded.log.block_tokens)
         self.cases = list(self._cases())
 
     def rows(self, check: Callable[[], None] = lambda: None) -> Iterator[Row]:
-        """One for each case, in order. Equal cases are simulated once. `check` is called often and may raise."""
-        log = self.loaded.log
-        keys = keys_of(log)
-        uses: NextUses | None = None
-        known: dict[Case, Outcome] = {}
+        """One for each case, in order. `check` is called often and may raise."""
         for size, ttl, case in self.cases:
-            if case not in known:
-                ranks = POLICIES[case.policy]()
-                if isinstance(ranks, BeladyPolicy) and uses is None:
-                    uses = NextUses(log)
-                simulation = Simulation(log, case, ranks=ranks, profile=self.profile, keys=keys, uses=uses)
-                known[case] = simulation.run(check)
-            yield Row(size.text, ttl, case, known[case])
+            yield Row(size.text, ttl, case, self._outcome(case, check))
+
+    def recommendation(self, check: Callable[[], None] = lambda: None) -> Recommendation | None:
+        """Of the window states asked about, compared where most is saved of the policies, sizes and retentions asked
+        about, but not under a policy that knows the log; None where none were, or no model says what they weigh.
+        Simulates what `rows` has not yet, and states at no edge with exact replays."""
+        if not self.question.windows or self.profile is None:
+            return None
+        outcomes = [(each, self._outcome(each[2], check)) for each in self.cases]
+        # Of policies that can serve, where there is one.
+        (size, ttl, most), _ = max(
+            outcomes, key=lambda each: (each[0][2].policy in EVICTION_POLICIES, each[1].token_hit_rate)
+        )
+        here = [
+            self._weighed(case, outcome)
+            for (_, _, case), outcome in outcomes
+            if replace(case, windows=None) == replace(most, windows=None)
+        ]
+        zero = replace(most, windows=ZERO, replay=Replay.EXACT)
+        return recommend(
+            here,
+            self._weighed(zero, self._outcome(zero, check)),
+            where=", ".join(part for part in (most.policy, size.text, ttl) if part is not None),
+            prices=self.question.prices,
+            kept_hours=KEPT_HOURS if most.retention_seconds is None else most.retention_seconds / 3600,
+            block_bytes_per_token=self.profile.block_bytes / self.profile.block_tokens,
+        )
+
+    def _weighed(self, case: Case, outcome: Outcome) -> Weighed:
+        tokens = outcome.blocks_stored * self.loaded.log.block_tokens
+        return Weighed(
+            windows=case.windows or ZERO,
+            replay=case.replay,
+            saved_rate=outcome.token_hit_rate,
+            state_bytes_per_token=outcome.state_bytes / tokens if tokens else 0.0,
+            state_bytes_per_input_token=outcome.state_bytes / outcome.input_tokens,
+        )
+
+    def _outcome(self, case: Case, check: Callable[[], None]) -> Outcome:
+        log = self.loaded.log
+        if case not in self._known:
+            ranks = POLICIES[case.policy]()
+            if isinstance(ranks, BeladyPolicy) and self._uses is None:
+                self._uses = NextUses(log)
+            self._keys = self._keys or keys_of(log)
+            # Where nothing is replayed hits do not depend on the model, and one of a single layer plans faster.
+            model = None if case.replay is Replay.NONE else self.profile
+            simulation = Simulation(log, case, ranks=ranks, profile=model, keys=self._keys, uses=self._uses)
+            outcome = self._known[case] = simulation.run(check)
+            if self.profile is not None and case.windows is not None:
+                policy = WindowPolicy.parse(case.windows, self.profile)
+                outcome.state_bytes = outcome.states_stored * policy.item_bytes(self.profile)
+        return self._known[case]
 
     def _cases(self) -> Iterator[tuple[Size, str | None, Case]]:
         asked = self.question
@@ -90,21 +146,13 @@ class Study:
         texts = asked.sizes or ((ALL,) if special or set(names) == {INFINITE} else DEFAULT_SIZES)
         footprint = self.loaded.log.footprint
         sizes = [parse_capacity(text, footprint=footprint, profile=self.profile) for text in texts]
-        needs_model = asked.replay is not Replay.NONE
-        if needs_model and self.profile is None:
-            raise InvalidArgument(
-                "what a replay costs depends on the model",
-                field="--replay",
-                value=asked.replay,
-                allowed="none, or --profile NAME",
-            )
         model = self.profile or counting_profile(self.loaded.log.block_tokens)
         for text in asked.windows:
             WindowPolicy.parse(text, model)
         for name in names:
             for size in sizes:
                 for ttl in asked.ttl or (None,):
-                    for windows in asked.windows or (None,):
+                    for windows in asked.windows or (None if asked.replay is Replay.NONE else ZERO,):
                         case = Case(
                             policy=name,
                             capacity=None if name == INFINITE else size.blocks,
@@ -117,10 +165,21 @@ class Study:
                         yield size, None if ttl is None else ttl[0], case
 
 
-def _fitted(profile: Profile | None, block_tokens: int) -> Profile | None:
+def _model(named: Profile | None, question: Question, block_tokens: int) -> Profile | None:
+    """The one that was named; where states or replays are asked about, else the default. It may be missing where blocks are
+    too short for it and nothing is replayed: then nobody says what a state weighs."""
+    if named is not None:
+        return _fitted(named, block_tokens)
+    if question.replay is not Replay.NONE:
+        return _fitted(get_profile(DEFAULT_PROFILE), block_tokens)
+    default = get_profile(DEFAULT_PROFILE)
+    if question.windows and block_tokens % default.block_tokens == 0:
+        return _fitted(default, block_tokens)
+    return None
+
+
+def _fitted(profile: Profile, block_tokens: int) -> Profile:
     """The model with the log's blocks."""
-    if profile is None:
-        return None
     try:
         return replace(profile, block_tokens=block_tokens)
     except ProfileError as error:
@@ -132,8 +191,9 @@ def _fitted(profile: Profile | None, block_tokens: int) -> Profile | None:
         ) from error
 
 
-def facts(loaded: LoadedLog, question: Question) -> dict[str, Any]:
+def facts(study: Study) -> dict[str, Any]:
     """What the log is, and how it was read."""
+    loaded, question = study.loaded, study.question
     log = loaded.log
     return {
         "format": loaded.format.name,
@@ -150,14 +210,19 @@ def facts(loaded: LoadedLog, question: Question) -> dict[str, Any]:
         "warm_up_share": 0.0,
         "outputs_count": "when they come back as input",
         "rule": "as served" if question.as_served else "ids",
+        "profile": None if study.profile is None else study.profile.name,
         "skipped": dict(sorted(log.skipped.items())),
         "skipped_lines": log.skipped.total(),
     }
 
 
-def row_values(row: Row, footprint: int) -> dict[str, Any]:
-    """One of `rows[]`. Rates in percent, shares of the footprint in percent."""
+def row_values(row: Row, study: Study) -> dict[str, Any]:
+    """One of `rows[]`. Rates in percent, of input tokens; shares of the footprint in percent. Under a replay a hit is what was
+    not computed, so that `token_hit_rate` is `tokens_saved_rate`; `restored_rate` counts up to where requests resumed.
+    `state_sources`: percent of requests. Bytes of states per token of the blocks that were stored."""
     case, outcome = row.case, row.outcome
+    stored = outcome.blocks_stored * study.loaded.log.block_tokens
+    keeps = case.windows is not None and study.profile is not None
     return {
         "policy": case.policy,
         "size": row.size,
@@ -168,7 +233,13 @@ def row_values(row: Row, footprint: int) -> dict[str, Any]:
         "replay": case.replay.value,
         "as_served": case.as_served,
         "capacity_blocks": case.capacity,
+        "tokens_saved_rate": outcome.token_hit_rate,
+        "restored_rate": outcome.restored_rate,
         "hit_tokens": outcome.hit_tokens,
+        "tokens_saved": outcome.hit_tokens,
+        "restored_tokens": outcome.restored_tokens,
+        "replayed_tokens": outcome.replayed_tokens,
+        "replay_layer_tokens": outcome.replay_layer_tokens,
         "input_tokens": outcome.input_tokens,
         "requests": outcome.requests,
         "blocks_asked": outcome.blocks_asked,
@@ -179,7 +250,17 @@ def row_values(row: Row, footprint: int) -> dict[str, Any]:
         "blocks_expired": outcome.blocks_expired,
         "blocks_held": outcome.blocks_held,
         "blocks_held_most": outcome.blocks_held_most,
-        "held_share": 100.0 * outcome.held_blocks_mean / footprint,
+        "held_share": 100.0 * outcome.held_blocks_mean / study.loaded.log.footprint,
         "states_per_request": outcome.states_stored / outcome.requests if outcome.requests else 0.0,
+        "state_sources": None if case.windows is None else _sources(outcome),
+        "state_bytes": outcome.state_bytes if keeps else None,
+        "state_bytes_per_token": (outcome.state_bytes / stored if stored else 0.0) if keeps else None,
         "index_bytes_per_block": outcome.index_bytes_per_block,
+    }
+
+
+def _sources(outcome: Outcome) -> dict[str, float]:
+    return {
+        source.value: 100.0 * outcome.sources[source] / outcome.requests if outcome.requests else 0.0
+        for source in StateSource
     }

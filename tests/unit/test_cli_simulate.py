@@ -39,7 +39,9 @@ def test_rows_come_in_the_order_asked_with_sizes_as_given(capsys: pytest.Capture
 def test_without_a_policy_or_a_size_the_table_is_lru_at_four_sizes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rows = answer(capsys)["rows"]
+    answered = answer(capsys)
+    rows = answered["rows"]
+    assert answered["recommendation"] is None
     assert [(row["policy"], row["size"]) for row in rows] == [
         ("lru", each) for each in ("1%", "3%", "10%", "30%")
     ]
@@ -68,6 +70,36 @@ def test_what_a_replay_costs_is_taken_from_the_hits(capsys: pytest.CaptureFixtur
         "token_hit_rate"
     ]
     assert kept == pytest.approx(none)
+
+
+def test_rows_say_where_states_come_from_and_what_they_weigh(capsys: pytest.CaptureFixture[str]) -> None:
+    answered = answer(capsys, "--windows", "zero,endpoints,full", "--replay", "exact")
+    assert answered["log"]["profile"] == "deepseek-v4-flash"
+    zero, endpoints, full = answered["rows"]
+    for row in (zero, endpoints, full):
+        assert sum(row["state_sources"].values()) == pytest.approx(100)
+        assert row["tokens_saved_rate"] == row["token_hit_rate"] <= row["restored_rate"]
+        stored = row["blocks_stored"] * 512
+        assert row["state_bytes_per_token"] == pytest.approx(row["state_bytes"] / stored)
+    assert zero["state_bytes"] == zero["states_per_request"] == 0
+    assert zero["state_sources"]["REPLAY"] > 90
+    assert endpoints["state_sources"]["CHECKPOINT"] > full["state_sources"]["CHECKPOINT"] == 0
+    assert full["state_sources"]["ROWS"] > 90
+    # 3,214,336 B of rows for 128 tokens.
+    assert full["state_bytes_per_token"] == pytest.approx(3_214_336 / 128)
+    assert zero["tokens_saved_rate"] < endpoints["tokens_saved_rate"] < full["tokens_saved_rate"]
+
+
+def test_one_window_policy_is_recommended_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    answered = answer(capsys, "--windows", "endpoints,full")
+    advice = answered["recommendation"]
+    assert advice["windows"] == advice["chosen"]["windows"] == "endpoints"
+    assert advice["where"] == "infinite, all"
+    assert advice["chosen"]["tokens_saved_rate"] == answered["rows"][0]["tokens_saved_rate"]
+    assert advice["line"].startswith("endpoints saves 74.83 % of input tokens with 3,965 B of states")
+    zero = advice["zero_with_exact_replay"]
+    assert (zero["replay"], zero["state_bytes_per_token"]) == ("exact", 0)
+    assert 0 < zero["tokens_saved_rate"] < advice["chosen"]["tokens_saved_rate"]
 
 
 def test_a_size_in_bytes_is_one_in_blocks_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +135,10 @@ REFUSED = [
     (("--ttl", "soon"), "not a time"),
     (("--windows", "sometimes"), "unknown window-state policy"),
     (("--windows", "periodic:700"), "unknown window-state policy"),
-    (("--replay", "exact"), "what a replay costs depends on the model"),
+    (("--replay", "exact", "--profile", "tiny", "--block", "512", "--group", "300"), "not a size of a block"),
+    (("--usd-storage=-1",), "not a price; --usd-storage=-1.0"),
+    (("--usd-tokens=nan",), "not a price"),
+    (("--html", "/dev/null/x.html"), "cannot write the HTML file"),
     (("--block", "64"), "line 1: 2796 tokens have another number of blocks of 64"),
     (("--block", "x"), "not a count"),
     (("--group", "0"), "not a size of a block"),

@@ -58,7 +58,7 @@ def test_the_golden_log_has_the_golden_rates_in_the_order_asked() -> None:
     ]
     expected = json.loads(GOLDEN_RATES.read_text())
     for row in rows:
-        values = row_values(row, study.loaded.log.footprint)
+        values = row_values(row, study)
         assert values["token_hit_rate"] == pytest.approx(expected[row.case.policy][row.size], abs=1e-6)
 
 

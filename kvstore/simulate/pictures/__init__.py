@@ -1,0 +1,1 @@
+"""What was simulated, to look at: one page that needs nothing else, or PNG files. All from the rows that JSON has."""
