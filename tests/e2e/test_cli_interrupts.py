@@ -31,7 +31,7 @@ SEGMENT_BYTES = 64 << 20
 BUDGET_BYTES = 1 << 30
 END_SECONDS = 5.0
 """Two, and what a busy machine adds."""
-MOMENTS = 30
+MOMENTS = 10
 
 # A process that dies leaves its last segment without a footer: the next start looks through all of it.
 FILL = f"""

@@ -127,7 +127,8 @@ def test_a_sliced_fetch_that_breaks_at_any_item_changes_no_token_and_stores_noth
 ) -> None:
     history = tokens_of(6 * B + 3, seed=54)
     longer = history + tokens_of(40, seed=55)
-    for number in range(1, 60):
+    # A replay adds computing to each: every third item will do.
+    for number in range(1, 60, 1 if drop is None else 3):
         error = (Unavailable("killed"), NoSpace("full"))[number % 2]
         client = BreakingClient(service.directory, number=number, error=error)
         with engine_on(client, salt=f"{salt}-{number}", sliced_bytes=0) as engine:
