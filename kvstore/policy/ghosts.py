@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict, deque
 
 GHOSTS_MAX = 1 << 20
@@ -57,3 +58,42 @@ class Trial:
     def size(self, count: int) -> int:
         """Of `count` handles in all."""
         return max(int(self._share * count), min(sum(self._brought), count // 2), 1)
+
+
+class Times:
+    """When what has left was last used, by marks of 32 bits: a table of PLACES_EACH places for each that is held, in which the
+    later of two that meet stays."""
+
+    PLACES_EACH = 4
+    _LEAST = 1 << 10
+    _NEVER = 0
+
+    def __init__(self) -> None:
+        self._marks = array("I", bytes(4 * self._LEAST))
+        self._since = array("q", bytes(8 * self._LEAST))
+
+    def add(self, mark: int, since: int, count: int) -> None:
+        """`count`: how many are held. Times are above 0."""
+        if len(self._marks) < min(self.PLACES_EACH * count, GHOSTS_MAX):
+            self._widen()
+        place = mark % len(self._marks)
+        self._marks[place], self._since[place] = mark, since
+
+    def take(self, mark: int) -> int | None:
+        """The time, which is forgotten then."""
+        place = mark % len(self._marks)
+        if self._marks[place] != mark or self._since[place] == self._NEVER:
+            return None
+        since = self._since[place]
+        self._since[place] = self._NEVER
+        return since
+
+    def _widen(self) -> None:
+        known = list(zip(self._marks, self._since, strict=True))
+        size = 2 * len(known)
+        self._marks, self._since = array("I", bytes(4 * size)), array("q", bytes(8 * size))
+        for mark, since in known:
+            self._marks[mark % size], self._since[mark % size] = mark, since
+
+    def memory_bytes(self) -> int:
+        return self._marks.itemsize * len(self._marks) + self._since.itemsize * len(self._since)

@@ -190,18 +190,21 @@ class LeafPolicy(ABC):
         self._key[handle] = key
         self._push(handle)
 
-    def _rank_chain(self, chain: Handles, queue: int, keys: NDArray[np.int64]) -> None:
-        """These, of one chain and first one first, have this queue and these keys from now on."""
+    def _rank_chain(self, chain: Handles, queue: int | NDArray[np.int64], keys: NDArray[np.int64]) -> None:
+        """These, of one chain and first one first, have this queue, or each its own, and these keys from now on."""
         if not len(chain):
             return
         queues = np.frombuffer(self._queue, np.uint8)
-        for number, count in enumerate(np.bincount(queues[chain], minlength=self.QUEUES).tolist()):
-            self._sizes[number] -= count
-        self._sizes[queue] += len(chain)
+        self._resize(queues[chain], -1)
         queues[chain] = queue
+        self._resize(queues[chain], 1)
         np.frombuffer(self._key, np.int64)[chain] = keys
         # All others have a child.
         self._push(int(chain[-1]))
+
+    def _resize(self, queues: NDArray[np.uint8], by: int) -> None:
+        for number, count in enumerate(np.bincount(queues).tolist()):
+            self._sizes[number] += by * count
 
     def _renew(self, chain: Handles, queue: int) -> None:
         """As _rank_chain, with keys after all others: the last one of the chain first, its root last."""
@@ -218,7 +221,7 @@ class LeafPolicy(ABC):
         number = self._queue[handle]
         heap = self._heaps[number]
         heapq.heappush(heap, (self._key[handle], handle))
-        if len(heap) > 2 * self._count + _SPARE_ENTRIES:
+        if len(heap) > 2 * self._sizes[number] + _SPARE_ENTRIES // self.QUEUES:
             heap[:] = [entry for entry in set(heap) if self._is_current(entry, number)]
             heapq.heapify(heap)
 

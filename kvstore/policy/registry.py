@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kvstore.errors import InvalidArgument
 from kvstore.policy.adaptive import ArcPolicy
 from kvstore.policy.base import EvictionPolicy
+from kvstore.policy.density import DensityPolicy
 from kvstore.policy.frequency import GdsfPolicy, LfuPolicy
 from kvstore.policy.leaves import FifoPolicy, LeafPolicy
 from kvstore.policy.lru import LruPolicy
@@ -26,6 +27,7 @@ EVICTION_POLICIES: Mapping[str, type[LruPolicy] | type[LeafPolicy]] = {
         LfuPolicy,
         GdsfPolicy,
         TwoQueuePolicy,
+        DensityPolicy,
     )
 }
 EVICTION_NAMES = ", ".join(EVICTION_POLICIES)
