@@ -91,7 +91,9 @@ class DensityPolicy(LeafPolicy):
     def victims(self, start: int = NO_HANDLE) -> Iterator[int]:
         heaps = self._heaps
         passed: list[tuple[int, Entry]] = []
-        first = self._rank_of(self._queue[start], self._key[start]) if start != NO_HANDLE else (-1.0, 0)
+        survived = self._survived
+        if start == NO_HANDLE:
+            survived.clear()
         heads = [(self._rank_of(number, heap[0][0]), number) for number, heap in enumerate(heaps) if heap]
         heapq.heapify(heads)
         waiting: dict[int, Entry] = {}
@@ -107,9 +109,11 @@ class DensityPolicy(LeafPolicy):
                 if current:
                     passed.append((number, entry))
                     waiting[number] = entry
-                    if rank >= first:
+                    if entry not in survived:
                         yield handle
-                    if not self._here[handle]:
+                    if self._here[handle]:
+                        survived.add(entry)
+                    else:
                         passed.pop()
                         above = self._parent[handle]
                         if above != NO_HANDLE and not self._children[above]:
