@@ -14,8 +14,9 @@ from kvstore.cli.simulate_report import (
     write_pictures,
 )
 from kvstore.cli.stopping import Check, stoppable
-from kvstore.config import parse_count, parse_time
+from kvstore.config import parse_count, parse_size, parse_time
 from kvstore.errors import InvalidArgument
+from kvstore.policy.admission import Admission
 from kvstore.policy.window import POLICY_NAMES
 from kvstore.profile.registry import PROFILES, get_profile
 from kvstore.simulate.case import Replay, TtlFrom
@@ -29,6 +30,7 @@ from kvstore.simulate.study import (
     POLICIES,
     Question,
     Study,
+    drive_years,
     facts,
     row_values,
 )
@@ -85,6 +87,17 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="what a resume may rebuild, and pays for: none, a hit ends at a state (default none)",
     )
     parser.add_argument(
+        "--admit",
+        metavar="A,...",
+        default=Admission.ALWAYS.value,
+        help=f"which new blocks are written: {', '.join(Admission)} (what was asked for before; default always)",
+    )
+    parser.add_argument(
+        "--endurance",
+        metavar="SIZE",
+        help="how much the drive may be written in its life, as in 14PiB: tells its years at the log's pace",
+    )
+    parser.add_argument(
         "--profile",
         choices=list(PROFILES),
         help=f"the model, for sizes in bytes, states and replays (default for states and replays {DEFAULT_PROFILE})",
@@ -132,11 +145,13 @@ def run(args: argparse.Namespace) -> int:
         ttl_from=TtlFrom(args.ttl_from),
         replay=Replay(args.replay),
         as_served=args.as_served,
+        admissions=[_admission(text) for text in _list(args.admit, "--admit")],
         prices=Prices(
             usd_per_million_tokens=_price(args.usd_tokens, "--usd-tokens"),
             usd_per_gb_month=_price(args.usd_storage, "--usd-storage"),
         ),
     )
+    endurance = None if args.endurance is None else parse_size(args.endurance, name="--endurance")
     profile = get_profile(args.profile) if args.profile else None
     loaded = load_log(
         args.log,
@@ -152,7 +167,10 @@ def run(args: argparse.Namespace) -> int:
         )
 
     def work(check: Check) -> tuple[Answer, list[Section]]:
-        rows = [row_values(row, study) for row in study.rows(check)]
+        rows = [
+            {**values, "drive_years": drive_years(values["written_bytes_per_day"], endurance)}
+            for values in (row_values(row, study) for row in study.rows(check))
+        ]
         advice = study.recommendation(check)
         answer: Answer = {
             "log": facts(study),
@@ -175,6 +193,14 @@ def _list(text: str, option: str) -> list[str]:
             "an empty name in a list", field=option, value=text, allowed="names with commas between them"
         )
     return parts
+
+
+def _admission(text: str) -> Admission:
+    try:
+        return Admission(text)
+    except ValueError as error:
+        known = ", ".join(Admission)
+        raise InvalidArgument("unknown admission", field="--admit", value=text, allowed=known) from error
 
 
 def _price(value: float, option: str) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli.output import check_target, table, write_document
+from kvstore.config import rounded
 from kvstore.errors import ConfigError
 from kvstore.simulate.pictures.base import Section
 from kvstore.simulate.pictures.page import about_log, page
@@ -93,10 +94,14 @@ def text(answer: Answer) -> str:
         kinds = ", ".join(f"{name}: {count}" for name, count in about["skipped"].items())
         lines.append(f"skipped {about['skipped_lines']} lines ({kinds})")
     shown = ["policy", "size"] + [name for name in ("ttl", "windows") if any(row[name] for row in rows)]
+    shown += ["admission"] if len({row["admission"] for row in rows}) > 1 else []
+    weighs = any(row["written_bytes_per_day"] for row in rows)
     keeps = any(row["windows"] for row in rows)
     head = [*shown, "hit rate", "held", "stored", "evicted"]
     if keeps:
         head += ["states/request", "B/token", "restored", "state from"]
+    if weighs:
+        head += ["written a day", "drive"]
     cells = [
         [
             *(row[name] or "-" for name in shown),
@@ -105,6 +110,7 @@ def text(answer: Answer) -> str:
             f"{row['blocks_stored']:,}",
             f"{row['blocks_evicted']:,}",
             *(_states(row) if keeps else ()),
+            *(_writes(row) if weighs else ()),
         ]
         for row in rows
     ]
@@ -121,6 +127,11 @@ _REPLAY_WORDS = {
     "exact": "a hit is what was not computed, exact replays are; B/token: bytes of states per token of the blocks stored",
     "bounded": "a hit is what was not computed, replays of one window are; B/token: bytes of states per token of the blocks stored",
 }
+
+
+def _writes(row: dict[str, Any]) -> tuple[str, ...]:
+    daily, years = row["written_bytes_per_day"], row["drive_years"]
+    return "-" if daily is None else rounded(int(daily)), "-" if years is None else f"{years:.1f} years"
 
 
 def _states(row: dict[str, Any]) -> tuple[str, ...]:

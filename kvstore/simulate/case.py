@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvstore.policy.admission import Admission
 from kvstore.profile.base import Layer, LayerKind, Profile
 from kvstore.profile.formats import RowFormat
 from kvstore.types import StateSource
@@ -39,6 +40,7 @@ class Case:
     windows: str | None = None
     replay: Replay = Replay.NONE
     as_served: bool = False
+    admission: Admission = Admission.ALWAYS
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,6 +60,7 @@ class Outcome:
     blocks_hit: int = 0
     blocks_stored: int = 0
     blocks_refused: int = 0
+    blocks_not_admitted: int = 0
     blocks_evicted: int = 0
     blocks_expired: int = 0
     blocks_held: int = 0

@@ -14,6 +14,7 @@ from kvstore.plan import Costs
 from kvstore.plan.planner import plan
 from kvstore.plan.save import save_states
 from kvstore.policy import EvictionPolicy
+from kvstore.policy.admission import Admission, SecondSight
 from kvstore.policy.window import WindowPolicy
 from kvstore.pool import StatePool
 from kvstore.prefix import NamespaceIdentity
@@ -111,6 +112,7 @@ class Simulation:
         # What the service's share for states would refuse is simulated all the same.
         self._space = self._core.open_namespace("log", identity, policy).digest
         self._windows = WindowPolicy.parse(policy, self._profile)
+        self._admission = SecondSight() if case.admission is Admission.SECOND_SIGHT else None
         self._ages = Ages(log.footprint, case.retention_seconds or FOR_EVER) if by_age else None
         self._placed = 0
         self._held = 0
@@ -172,7 +174,8 @@ class Simulation:
         found = self._aged(found, request, now, prompt)
         resume = self._count(found, tokens, len(keys), prompt)
         uses = self._reuse(request, len(keys), found.lease_id, now)
-        room = self._room(len(keys) - held, now, None if uses is None else uses[held:])
+        admitted = self._admitted(request, held, len(keys))
+        room = self._room(admitted, now, None if uses is None else uses[held : held + admitted])
         if self._belady is not None and uses is not None:
             self._belady.expect(uses[held : held + room])
         items = self._block_items(keys, held, held + room)
@@ -227,6 +230,15 @@ class Simulation:
             slots = np.frombuffer(self._core.lease(lease_id, SESSION, now).slots, np.int32)
             self._belady.used(slots, uses[: len(slots)])
         return uses
+
+    def _admitted(self, request: int, held: int, asked: int) -> int:
+        """How many of the blocks that are not held are to be stored."""
+        missing = asked - held
+        if self._admission is None or not missing:
+            return missing
+        admitted = self._admission.admit(self._log.blocks(request)[held:asked].tolist())
+        self.outcome.blocks_not_admitted += missing - admitted
+        return admitted
 
     def _room(self, missing: int, now: float, uses: Uses | None) -> int:
         """How many of the missing blocks find room, after as many others as may go have gone."""

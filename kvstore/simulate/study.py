@@ -8,6 +8,7 @@ from typing import Any
 
 from kvstore.errors import InvalidArgument, ProfileError
 from kvstore.policy import EVICTION_POLICIES, EvictionPolicy, LruPolicy
+from kvstore.policy.admission import Admission
 from kvstore.policy.window import WindowPolicy
 from kvstore.profile.base import Profile
 from kvstore.profile.registry import get_profile
@@ -33,6 +34,7 @@ DEFAULT_PROFILE = "deepseek-v4-flash"
 """The model of states and replays where none is named."""
 
 ZERO = "zero"
+DAY_SECONDS = 86_400.0
 KEPT_HOURS = 72.0
 """For how long the service keeps what it stores, where no retention is asked about."""
 
@@ -40,7 +42,7 @@ KEPT_HOURS = 72.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """Texts as given; empty ones ask for the defaults: all sizes of the table under lru, or, where retention or window states
-    are asked for, no limit. ttl: (text, seconds)."""
+    are asked for, no limit. ttl: (text, seconds). admissions: which new blocks are written."""
 
     policies: Sequence[str] = ()
     sizes: Sequence[str] = ()
@@ -49,6 +51,7 @@ class Question:
     ttl_from: TtlFrom = TtlFrom.USE
     replay: Replay = Replay.NONE
     as_served: bool = False
+    admissions: Sequence[Admission] = (Admission.ALWAYS,)
     prices: Prices = field(default_factory=Prices)
 
 
@@ -153,16 +156,18 @@ class Study:
             for size in sizes:
                 for ttl in asked.ttl or (None,):
                     for windows in asked.windows or (None if asked.replay is Replay.NONE else ZERO,):
-                        case = Case(
-                            policy=name,
-                            capacity=None if name == INFINITE else size.blocks,
-                            retention_seconds=None if ttl is None else ttl[1],
-                            ttl_from=asked.ttl_from,
-                            windows=windows,
-                            replay=asked.replay,
-                            as_served=asked.as_served,
-                        )
-                        yield size, None if ttl is None else ttl[0], case
+                        for admission in asked.admissions:
+                            case = Case(
+                                policy=name,
+                                capacity=None if name == INFINITE else size.blocks,
+                                retention_seconds=None if ttl is None else ttl[1],
+                                ttl_from=asked.ttl_from,
+                                windows=windows,
+                                replay=asked.replay,
+                                as_served=asked.as_served,
+                                admission=admission,
+                            )
+                            yield size, None if ttl is None else ttl[0], case
 
 
 def _model(named: Profile | None, question: Question, block_tokens: int) -> Profile | None:
@@ -173,7 +178,8 @@ def _model(named: Profile | None, question: Question, block_tokens: int) -> Prof
     if question.replay is not Replay.NONE:
         return _fitted(get_profile(DEFAULT_PROFILE), block_tokens)
     default = get_profile(DEFAULT_PROFILE)
-    if question.windows and block_tokens % default.block_tokens == 0:
+    weighs = question.windows or any(each is not Admission.ALWAYS for each in question.admissions)
+    if weighs and block_tokens % default.block_tokens == 0:
         return _fitted(default, block_tokens)
     return None
 
@@ -232,6 +238,7 @@ def row_values(row: Row, study: Study) -> dict[str, Any]:
         "windows": case.windows,
         "replay": case.replay.value,
         "as_served": case.as_served,
+        "admission": case.admission.value,
         "capacity_blocks": case.capacity,
         "tokens_saved_rate": outcome.token_hit_rate,
         "restored_rate": outcome.restored_rate,
@@ -246,6 +253,7 @@ def row_values(row: Row, study: Study) -> dict[str, Any]:
         "blocks_hit": outcome.blocks_hit,
         "blocks_stored": outcome.blocks_stored,
         "blocks_refused": outcome.blocks_refused,
+        "blocks_not_admitted": outcome.blocks_not_admitted,
         "blocks_evicted": outcome.blocks_evicted,
         "blocks_expired": outcome.blocks_expired,
         "blocks_held": outcome.blocks_held,
@@ -256,7 +264,24 @@ def row_values(row: Row, study: Study) -> dict[str, Any]:
         "state_bytes": outcome.state_bytes if keeps else None,
         "state_bytes_per_token": (outcome.state_bytes / stored if stored else 0.0) if keeps else None,
         "index_bytes_per_block": outcome.index_bytes_per_block,
+        "written_bytes_per_day": written_per_day(row, study),
     }
+
+
+def written_per_day(row: Row, study: Study) -> float | None:
+    """Bytes of blocks and states; None where no model says what they weigh, or the log takes no time."""
+    span = study.loaded.log.span_seconds
+    if study.profile is None or not span:
+        return None
+    written = row.outcome.blocks_stored * study.profile.block_bytes + row.outcome.state_bytes
+    return written * DAY_SECONDS / span
+
+
+def drive_years(bytes_per_day: float | None, endurance_bytes: int | None) -> float | None:
+    """Until so much has been written to a drive; None where either is not known, or nothing is written."""
+    if not bytes_per_day or endurance_bytes is None:
+        return None
+    return endurance_bytes / bytes_per_day / 365.25
 
 
 def _sources(outcome: Outcome) -> dict[str, float]:

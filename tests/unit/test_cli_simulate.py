@@ -119,7 +119,7 @@ def test_people_get_a_table_that_says_how_the_log_was_read(capsys: pytest.Captur
 REFUSED = [
     (
         ("--policy", "lru,clock"),
-        "--policy=clock; allowed: lru, fifo, s3fifo, sieve, slru, arc, lfu, gdsf, 2q, belady, infinite",
+        "--policy=clock; allowed: lru, fifo, s3fifo, sieve, slru, arc, lfu, gdsf, 2q, density, belady, infinite",
     ),
     (("--policy", "lru,,fifo"), "an empty name in a list"),
     (("--size", "0%"), "no block fits; --size=0%"),
@@ -184,3 +184,25 @@ def test_skipped_lines_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 def test_a_log_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["simulate", str(tmp_path / "none.jsonl")]) == 1
     assert "No such file" in capsys.readouterr().err
+
+
+def test_what_is_written_only_when_asked_for_again_costs_hits_and_saves_writes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    always, second = answer(capsys, "--size", "all", "--admit", "always,second-sight", "--endurance", "1TiB")[
+        "rows"
+    ]
+    assert (always["admission"], second["admission"]) == ("always", "second-sight")
+    assert always["blocks_not_admitted"] == 0
+    # With room for everything: what was turned away the first time is every block once.
+    assert second["blocks_not_admitted"] >= always["blocks_stored"]
+    assert second["blocks_stored"] < always["blocks_stored"]
+    assert second["token_hit_rate"] < always["token_hit_rate"]
+    for row in (always, second):
+        assert row["drive_years"] == pytest.approx((1 << 40) / row["written_bytes_per_day"] / 365.25)
+    assert second["drive_years"] > always["drive_years"]
+
+
+def test_an_unknown_admission_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(GOLDEN), "--admit", "sometimes"]) == 1
+    assert "--admit=sometimes; allowed: always, second-sight" in capsys.readouterr().err
