@@ -38,6 +38,14 @@ class Tier(IntEnum):
     SSD = 2
 
 
+class Durability(IntEnum):
+    """When a commit is answered. DURABLE: its items are on the disk, with all their ancestors, and visible. ACCEPTED: they are
+    visible, and are being written; a crash before that is over loses them. Values are part of the wire."""
+
+    DURABLE = 1
+    ACCEPTED = 2
+
+
 class Lineage(IntEnum):
     """How the bytes came about: the worst of everything that they were computed from."""
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kvstore.plan.base import Costs, Coverage, RestorePlan
 from kvstore.pool.states import PoolStatistics
 from kvstore.store.base import Place
-from kvstore.types import BlockKey, BytesLike, Checks, ItemId, ItemKind, Lineage, NamespaceDigest
+from kvstore.types import BlockKey, BytesLike, Checks, Durability, ItemId, ItemKind, Lineage, NamespaceDigest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +119,14 @@ class Written:
 @dataclass(frozen=True, slots=True)
 class CommitReport:
     """`visible` are found from now on; `left_out`, places in the Reserve call, are what was written and is not. `discard`
-    are places that nothing refers to: what was replaced, what came too late, and what lost its parent."""
+    are places that nothing refers to: what was replaced, what came too late, and what lost its parent. `durability`: of what
+    is visible."""
 
     visible: Sequence[ItemId]
     discard: Sequence[Place]
     bytes: int
     left_out: Sequence[int] = ()
+    durability: Durability = Durability.DURABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ class LoadReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreStatistics:
     """Sizes now, then counts since the start (names ending in `_total`). States on SSD are whole states and rows together;
-    `rows` and `rows_bytes` are the rows among them. `retention_attained` is None until a block has left by expiry or
+    `rows` and `rows_bytes` are the rows among them. What was accepted and is not durable yet counts apart from all of these. `retention_attained` is None until a block has left by expiry or
     eviction."""
 
     namespaces: int
@@ -205,6 +207,9 @@ class CoreStatistics:
     ssd_state_bytes: int
     rows: int
     rows_bytes: int
+    accepted_blocks: int
+    accepted_states: int
+    accepted_bytes: int
     leases: int
     reservations: int
     in_flight: int

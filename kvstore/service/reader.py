@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 from kvstore.clock import Clock
 from kvstore.core.base import FetchItem
 from kvstore.errors import DeviceError, LimitExceeded
-from kvstore.memory import BlockCache, Slot
+from kvstore.memory import BlockCache, Slot, copy_bytes
 from kvstore.service.gate import ReadGate
 from kvstore.service.mapping import row_of
 from kvstore.service.rates import ReadRate
@@ -230,6 +230,25 @@ class Reader:
         slot.about = row_of(item, slot)
         return slot
 
+    async def kept(self, items: Sequence[FetchItem], domain: str, executor: Executor) -> list[Slot] | None:
+        """What no log has yet: each payload copied into a slot by which others find it at its place, pinned for the caller, who
+        forgets the place in the end. None without room for all of them."""
+        memory = self.memory
+        if memory is None:
+            return None
+        slots: list[Slot] = []
+        for item in items:
+            slot = self._begin(item, domain, None)
+            if slot is None:
+                for begun in slots:
+                    memory.abandon(begun)
+                return None
+            slots.append(slot)
+        await self._in_thread(lambda: _copy_all(items, slots), slots, executor)
+        for item, slot in zip(items, slots, strict=True):
+            self._finish(item, slot, came=True)
+        return slots
+
     def _start(self, batches: Iterator[_Batch], asked: _Asked) -> _Ahead | None:
         batch = next(batches, None)
         if batch is None:
@@ -385,7 +404,9 @@ class Reader:
         slot.about = row_of(item, slot)
         return True
 
-    async def _in_thread(self, work: Callable[[], T], slots: Sequence[Slot]) -> T:
+    async def _in_thread(
+        self, work: Callable[[], T], slots: Sequence[Slot], executor: Executor | None = None
+    ) -> T:
         """The result of work that writes into slots. Where it fails, or nobody waits for it any more, they are abandoned:
         when it is over, and not before, since a thread that has begun cannot be stopped."""
         loop = asyncio.get_running_loop()
@@ -396,7 +417,7 @@ class Reader:
                     self.memory.abandon(slot)
 
         try:
-            job = self._executor.submit(work)
+            job = (executor or self._executor).submit(work)
         except RuntimeError:
             abandon()
             raise
@@ -511,6 +532,15 @@ def _gone(batch: _Batch) -> set[Place]:
 
 def _fill(slot: Slot, payload: BytesLike) -> None:
     slot.pages[: memoryview(payload).nbytes] = payload
+
+
+def _copy_all(items: Sequence[FetchItem], slots: Sequence[Slot]) -> None:
+    """Each payload to where it would lie if it had been read."""
+    for item, slot in zip(items, slots, strict=True):
+        assert item.payload is not None
+        length = memoryview(item.payload).nbytes
+        begin = payload_gap(length) if length >= LARGE_PAYLOAD_BYTES else 0
+        copy_bytes(item.payload, slot.pages[begin : begin + length])
 
 
 def _wanted(item: FetchItem, part: Part | None, slot: Slot | None) -> Wanted:
