@@ -205,8 +205,8 @@ class FetchedSlice:
 
 
 class ReserveOutcome(IntEnum):
-    """GRANTED: write it. HELD: nothing to do. IN_FLIGHT: another reservation has it, or it was accepted and is not durable yet. PARENT_MISSING: its parent is
-    neither held nor reserved by this client."""
+    """GRANTED: write it. HELD: nothing to do. IN_FLIGHT: another reservation has it, or it was accepted and is not durable yet.
+    PARENT_MISSING: its parent is neither held nor reserved by this client."""
 
     GRANTED = 1
     HELD = 2

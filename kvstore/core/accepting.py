@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvstore.core.accepted import accepted_place, is_accepted
 from kvstore.core.base import Gone, Granted, Written
@@ -17,6 +18,11 @@ from kvstore.core.states import StateEntry, handle_of
 from kvstore.core.steps import ITEMS_AT_ONCE, Steps
 from kvstore.store.base import Place
 from kvstore.types import ItemId, ItemKind
+
+
+class _Moment(NamedTuple):
+    mono: float
+    wall: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +46,13 @@ def accept(
     info = live.namespaces.find(reservation.namespace)
     if reservation.void or reservation.settling or info is None:
         return []
+    moment = _Moment(now_mono, now_wall)
     visible = []
     for granted, written in arrived:
         if granted.item.kind is ItemKind.BLOCK:
-            shown = _accept_block(live, info, reservation, granted, written, now_wall)
+            shown = _accept_block(live, reservation, granted, written, moment)
         else:
-            shown = _accept_state(live, info, reservation, granted, written, now_mono, now_wall)
+            shown = _accept_state(live, reservation, granted, written, moment)
         if shown:
             visible.append(granted.item.item_id)
     return visible
@@ -67,15 +74,10 @@ def settle(live: Live, reservation: Reservation, results: Mapping[ItemId, Writte
 
 
 def _accept_block(
-    live: Live,
-    info: NamespaceInfo,
-    reservation: Reservation,
-    granted: Granted,
-    written: Written,
-    now_wall: float,
+    live: Live, reservation: Reservation, granted: Granted, written: Written, moment: _Moment
 ) -> bool:
     """Only what nothing is held of: what it may replace is durable, and a crash would take both."""
-    item = granted.item
+    item, info = granted.item, live.namespaces.get(reservation.namespace)
     if live.index.find(info.number, item.key) != NO_SLOT:
         return False
     parent = NO_SLOT
@@ -90,7 +92,7 @@ def _accept_block(
         accepted_place(reservation.reservation_id, granted.index, item.length),
         checks=written.checks,
         lineage=item.lineage,
-        now=now_wall,
+        now=moment.wall,
     )
     reservation.accepted.append(item.item_id)
     # To evict it would give back nothing.
@@ -99,15 +101,9 @@ def _accept_block(
 
 
 def _accept_state(
-    live: Live,
-    info: NamespaceInfo,
-    reservation: Reservation,
-    granted: Granted,
-    written: Written,
-    now_mono: float,
-    now_wall: float,
+    live: Live, reservation: Reservation, granted: Granted, written: Written, moment: _Moment
 ) -> bool:
-    item = granted.item
+    item, info = granted.item, live.namespaces.get(reservation.namespace)
     slot = live.index.find(info.number, item.key)
     if slot == NO_SLOT:
         return False
@@ -116,11 +112,11 @@ def _accept_state(
         if live.states.get(handle) is not None:
             return False
         place = accepted_place(reservation.reservation_id, granted.index, item.length)
-        made = StateEntry(place, written.checks, item.lineage, live.second(now_wall))
+        made = StateEntry(place, written.checks, item.lineage, live.second(moment.wall))
         live.insert_state(slot, item.kind, made)
         reservation.accepted.append(item.item_id)
-    live.touch(slot, now_wall)
-    return written.payload is None or pool_state(live, info, slot, item, written, now_mono)
+    live.touch(slot, moment.wall)
+    return written.payload is None or pool_state(live, slot, item, written, moment.mono)
 
 
 def _settle(live: Live, info: NamespaceInfo, item: ItemId, place: Place | None, step: Settled) -> None:

@@ -121,7 +121,7 @@ def _check_segments(live: Live, slots: list[int]) -> None:
 
 
 def _check_accepted(live: Live, slots: list[int]) -> None:
-    segment, waiting = live.index.segment, {kind: 0 for kind in ItemKind}
+    segment, waiting = live.index.segment, dict.fromkeys(ItemKind, 0)
     for slot in slots:
         parent = live.index.parent[slot]
         if is_accepted(segment[slot]):

@@ -196,8 +196,8 @@ class LoadReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreStatistics:
     """Sizes now, then counts since the start (names ending in `_total`). States on SSD are whole states and rows together;
-    `rows` and `rows_bytes` are the rows among them. What was accepted and is not durable yet counts apart from all of these. `retention_attained` is None until a block has left by expiry or
-    eviction."""
+    `rows` and `rows_bytes` are the rows among them. What was accepted and is not durable yet counts apart from all of these.
+    `retention_attained` is None until a block has left by expiry or eviction."""
 
     namespaces: int
     blocks: int

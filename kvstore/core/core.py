@@ -311,8 +311,9 @@ class Core(LongWork):
     ) -> CommitReport:
         """These items are durable: they become visible, parents first, and the reservation ends.
 
-        Granted items that `results` lacks are given back; what was accepted of the others has been settled. An item whose parent was lost meanwhile, and everything if
-        the namespace was cleared meanwhile, does not become visible: its place is to be discarded.
+        Granted items that `results` lacks are given back; what was accepted has been settled. An item whose parent was lost
+        meanwhile, or is accepted and not durable, and everything if the namespace was cleared meanwhile, does not become visible: its
+        place is to be discarded.
         """
         return whole(self.committing(reservation_id, session, results, now_mono=now_mono, now_wall=now_wall))
 

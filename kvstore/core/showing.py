@@ -165,14 +165,13 @@ def _show_state(
             live.insert_state(slot, item.kind, made)
             live.totals["stored_states_total"] += 1
             live.totals["stored_rows_total"] += item.kind is ItemKind.ROWS
-    pooled = written.payload is not None and pool_state(live, info, slot, item, written, now_mono)
+    pooled = written.payload is not None and pool_state(live, slot, item, written, now_mono)
     return pooled or placed, dropped
 
 
-def pool_state(
-    live: Live, info: NamespaceInfo, slot: int, item: ReserveItem, written: Written, now_mono: float
-) -> bool:
+def pool_state(live: Live, slot: int, item: ReserveItem, written: Written, now_mono: float) -> bool:
     """Whether the pool holds a state of this block now."""
+    info = live.info(slot)
     assert written.payload is not None, "an item for the pool has its payload"
     state = PooledState(written.payload, item.position, item.lineage, written.checks)
     return live.pool.put(info.digest, item.key, state, now=now_mono, after=_earlier_state(live, info, slot))
