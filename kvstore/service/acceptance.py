@@ -32,9 +32,12 @@ class Acceptance:
         return len(self._kept)
 
     async def accept(self, upload: Upload) -> CommitReport | None:
-        """Its commit is in the writer's queue: show what it has brought. None where not all of that can be seen now, since
-        memory has no room for it, or there is something of it already; the rest is visible when it is durable."""
+        """Its commit is in the writer's queue: show what it has brought. None where not all of that can be seen now: so much waits
+        for the disk already, memory has no room for it, or there is something of it. The rest is visible when it is durable."""
         engine = self._engine
+        if engine.staging.is_crowded(upload.session):
+            # Who is not answered brings no more: a writer that is faster than the disk waits here, and is not refused.
+            return self._none()
         pairs = [(upload.granted[index], upload.arrived[index]) for index in sorted(upload.arrived)]
         kept = await self._copied(upload, [pair for pair in pairs if pair[0].item.to_ssd])
         if kept is None:

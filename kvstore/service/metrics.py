@@ -46,7 +46,7 @@ HELP = {
     "accepted_bytes": "bytes of what is visible and not durable yet",
     "accepted_items_total": "items that were visible before they were durable",
     "accepted_bytes_total": "bytes of commits that were answered before they were durable",
-    "accepted_as_durable_total": "commits that asked to be answered before they were durable, and were not, for want of room",
+    "accepted_as_durable_total": "commits that asked to be answered before they were durable, and were not: no room for it",
     "accepted_lost_total": "blocks and states that were visible and then taken back, since their write failed",
     "ssd_read_seconds_per_byte": "as reads for clients took lately; 0 before the first one",
     "memory_allocated_bytes": "shared memory for recent payloads, which clients may map",
