@@ -41,8 +41,7 @@ class LookupResult(NamedTuple):
     costs: Costs
 
 
-@dataclass(frozen=True, slots=True)
-class FetchItem:
+class FetchItem(NamedTuple):
     """One item to hand over: on SSD at `place`, or in the pool as `payload`; the other one is None."""
 
     item: ItemId
@@ -107,8 +106,7 @@ class Granted:
     item: ReserveItem
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """What became of one granted item: its durable place where it goes to SSD, its payload where it goes to the pool."""
 
     checks: Checks
@@ -129,8 +127,7 @@ class CommitReport:
     durability: Durability = Durability.DURABLE
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(NamedTuple):
     """An item that has left the index; its place is to be discarded."""
 
     namespace: NamespaceDigest
@@ -138,8 +135,7 @@ class Gone:
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class GivenBack:
+class GivenBack(NamedTuple):
     """A key whose reservation ended without a commit: whoever waits for it may claim it."""
 
     namespace: NamespaceDigest
