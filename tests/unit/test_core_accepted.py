@@ -163,3 +163,11 @@ def test_no_segment_of_a_log_has_the_number_of_an_accepted_place() -> None:
         assert is_accepted(accepted_place(number, 0, 1).segment_id)
         assert accepted_place(number, 0, 1).segment_id < 2**32
     assert not is_accepted(2**31 - 1)
+
+
+def test_what_is_durable_before_what_it_follows_is_taken_back(rig: CoreRig) -> None:
+    """Else a later block would be acknowledged above one that a crash may lose."""
+    items = rig.block_items(rig.keys(range(2 * B)))
+    parent, child = accept(rig, items[:1]), accept(rig, items[1:], session="b")
+    assert settle(rig, child, session="b") == ({}, [items[1].item_id], [])
+    assert settle(rig, parent)[2] == [items[0].item_id]
