@@ -50,8 +50,6 @@ class _Commit:
     payload_bytes: int = 0
     places: list[Place] = field(default_factory=list)
     error: Exception | None = None
-    is_over: bool = False
-    """It is durable, or is not going to be: what is left is to publish it."""
 
     async def prepare(self) -> None:
         try:
@@ -73,8 +71,7 @@ class _Stop:
 
 
 class Writer:
-    """Everything that changes the log goes through here, one job after another, in the order of arrival; what is durable is
-    published while the next append is being written.
+    """Everything that changes the log goes through here, one job after another, in the order of arrival.
 
     Commits that wait together share a sync: up to `gather_bytes`, or those that come within `gather_seconds`. Records
     are written in order, so that a child is never durable before its ancestors, and published in order, so that it is
@@ -106,7 +103,6 @@ class Writer:
         self._stopping = False
         self._decisions = decisions
         self._batch: Sequence[_Commit] = ()
-        self._publishing: asyncio.Task[None] | None = None
         self._clock = SystemClock() if clock is None else clock
         self.wear = WearBudget(
             wear_bytes_per_day,
@@ -244,13 +240,11 @@ class Writer:
     # ---- what making room asks ----------------------------------------------------------------------------------
 
     async def evict(self, need_bytes: int) -> list[Place]:
-        await self._published()
         return await self._decisions.evict(need_bytes)
 
     async def moved(self, segment_id: int, moves: dict[Place, Place]) -> list[Place]:
         """Records of the commits under way are durable but not published: only this batch knows their places. Those
         that the batch has published already are the others' to follow."""
-        await self._published()
         for commit in self._batch:
             if not commit.done.done():
                 commit.places = [moves.pop(place, place) for place in commit.places]
@@ -270,7 +264,6 @@ class Writer:
                     await self._run_alone(job)
                 else:
                     await self._run_commits(await self._gather(job))
-            await self._published()
         finally:
             self._stopping = True
             self._refuse_all()
@@ -279,10 +272,9 @@ class Writer:
         jobs = [*self._in_hand, self._next]
         while not self._queue.empty():
             jobs.append(self._queue.get_nowait())
-        # What is being published is told by who does that.
-        _refuse(
-            [job for job in jobs if isinstance(job, _Alone) or (isinstance(job, _Commit) and not job.is_over)]
-        )
+        for job in jobs:
+            if isinstance(job, (_Commit, _Alone)) and not job.done.done():
+                job.done.set_exception(Unavailable("the service is stopping"))
 
     async def _take(self) -> _Commit | _Alone | _Stop:
         if self._next is not None:
@@ -291,7 +283,6 @@ class Writer:
         return await self._queue.get()
 
     async def _run_alone(self, job: _Alone) -> None:
-        await self._published()
         try:
             result = await job.work()
         except Exception as error:  # noqa: BLE001 -- carried to the caller; the pipeline serves the next job
@@ -327,7 +318,9 @@ class Writer:
         except Exception as error:  # noqa: BLE001 -- carried to the callers; the pipeline serves the next batch
             for commit in batch:
                 commit.error = commit.error or error
-        await self._publish_beside(batch)
+        for commit in batch:
+            if not commit.done.done():
+                await self._publish(commit)
         self._batch = ()
 
     def _parts(self, batch: list[_Commit]) -> list[list[tuple[_Commit, list[Record]]]]:
@@ -375,37 +368,9 @@ class Writer:
             for commit, records in part:
                 commit.places.extend(places[at : at + len(records)])
                 at += len(records)
-        await self._publish_beside(
-            [
-                commit
-                for commit, _ in part
-                if commit.error is not None or len(commit.places) == len(commit.records)
-            ]
-        )
-
-    async def _publish_beside(self, commits: Sequence[_Commit]) -> None:
-        """Those of them that nobody has published, after all earlier ones, while the next append is written. Nothing that asks the
-        decisions goes on beside it."""
-        over = [commit for commit in commits if not commit.is_over]
-        if not over:
-            return
-        for commit in over:
-            commit.is_over = True
-        await self._published()
-        self._publishing = asyncio.create_task(self._publish_all(over))
-
-    async def _published(self) -> None:
-        """Return when nothing is being published."""
-        if self._publishing is not None:
-            await self._publishing
-            self._publishing = None
-
-    async def _publish_all(self, commits: Sequence[_Commit]) -> None:
-        try:
-            for commit in commits:
+        for commit, _ in part:
+            if commit.error is not None or len(commit.places) == len(commit.records):
                 await self._publish(commit)
-        finally:
-            _refuse(commits)
 
     async def _publish(self, commit: _Commit) -> None:
         missing = len(commit.records) - len(commit.places)
@@ -422,12 +387,6 @@ class Writer:
             commit.done.set_exception(commit.error)
         else:
             commit.done.set_result(report)
-
-
-def _refuse(jobs: Sequence[_Commit | _Alone]) -> None:
-    for job in jobs:
-        if not job.done.done():
-            job.done.set_exception(Unavailable("the service is stopping"))
 
 
 def bytes_of(records: Sequence[Record]) -> int:
