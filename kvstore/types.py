@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 BlockKey = NewType("BlockKey", bytes)
 """32 bytes: SHA-256 over (parent key, token ids, extra fields). Compared whole; never shortened."""
@@ -38,6 +37,14 @@ class Tier(IntEnum):
     SSD = 2
 
 
+class Durability(IntEnum):
+    """When a commit is answered. DURABLE: its items are on the disk, with all their ancestors, and visible. ACCEPTED: they are
+    visible, and are being written; a crash before that is over loses them. Values are part of the wire."""
+
+    DURABLE = 1
+    ACCEPTED = 2
+
+
 class Lineage(IntEnum):
     """How the bytes came about: the worst of everything that they were computed from."""
 
@@ -60,16 +67,14 @@ class StateSource(StrEnum):
     NONE = "NONE"
 
 
-@dataclass(frozen=True, slots=True)
-class ItemId:
+class ItemId(NamedTuple):
     """A block, or the state at the end of the block that `key` names."""
 
     key: BlockKey
     kind: ItemKind
 
 
-@dataclass(frozen=True, slots=True)
-class Checks:
+class Checks(NamedTuple):
     """Checksums of one payload, made by its writer and carried unchanged to its reader.
 
     crc32: CRC-32/ISO-HDLC, which every client's standard library has. xxh3_64: XXH3, 64 bits, seed 0;

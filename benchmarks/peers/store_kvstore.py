@@ -1,8 +1,8 @@
 """kvstore: its service as a process of its own, this process as a client through the public client.
 
-Copies: a put goes from the client's memory through the unix socket into the service, and from there to disk; a get maps the
-block in the service's memory and copies it once. Every put is durable when it is acknowledged: there is no weaker promise
-for blocks.
+Copies: a put goes from the client's memory through its arena into the service, and from there to disk; a get maps the
+block in the service's memory and copies it once. In the memory tier a put is acknowledged as ACCEPTED, with room for all of a pass
+to wait for the disk in; in the disk tier as DURABLE.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from kvstore.errors import Unavailable
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.prefix.keys import block_keys
 from kvstore.profile.registry import get_profile
-from kvstore.types import ItemKind
+from kvstore.types import Durability, ItemKind
 from kvstore_client import CacheClient, Costs, Deadlines, Lookup, OpenedNamespace, ReserveItem
 
 PROFILE = "deepseek-v4-flash"
 DISK_CACHE_BYTES = 256 << 20
+STAGING_TIMES = 5
+"""One session may hold half of it, and is answered before its bytes are durable while half of that is free."""
 _MIB = 1 << 20
 _EAGER = Costs(seconds_per_layer_token=1.0, assumed=True)
 """A price of computing at which every plan restores all that it can."""
@@ -38,6 +40,8 @@ class Store(Peer):
         self._server: Server | None = None
         self._client: CacheClient | None = None
         self._space: OpenedNamespace | None = None
+        in_memory = place.tier is Tier.MEMORY
+        self._durability = Durability.ACCEPTED if in_memory else Durability.DURABLE
 
     def start(self) -> None:
         size = self.place.set_bytes
@@ -48,7 +52,7 @@ class Store(Peer):
             "--cache": size * 3 // 2 if in_memory else DISK_CACHE_BYTES,
             "--pool": 16 * _MIB,
             "--handoff": 16 * _MIB,
-            "--staging": 256 * _MIB,
+            "--staging": size * STAGING_TIMES if in_memory else 256 * _MIB,
             "--lease": "1h",
         }
         flags = [str(word) for option in options.items() for word in option]
@@ -80,9 +84,11 @@ class Store(Peer):
             if len(reservation.granted) != len(keys):
                 raise PeerFailed(f"kvstore granted {len(reservation.granted)} of {len(keys)} blocks")
             reservation.write({number: payloads[number] for number in reservation.granted})
-            committed = reservation.commit()
+            committed = reservation.commit(self._durability)
         if committed.items != len(keys):
             raise PeerFailed(f"kvstore stored {committed.items} of {len(keys)} blocks")
+        if committed.durability is not self._durability:
+            raise PeerFailed(f"kvstore answered {self._durability.name} as {committed.durability.name}")
 
     def get(
         self, prompt: Prompt, rooms: Sequence[memoryview], got: Callable[[int], None], *, verify: bool

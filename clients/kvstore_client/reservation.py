@@ -11,7 +11,7 @@ from kvstore.errors import (
     KvstoreError,
     UnknownReservation,
 )
-from kvstore.types import BytesLike
+from kvstore.types import BytesLike, Durability
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.link import Connection, Link
 from kvstore_client.link_base import ConnectionBase
@@ -103,8 +103,10 @@ class Reservation(Claim):
         self._check_open()
         self._bytes.write(payloads)
 
-    def commit(self) -> Committed:
-        """Make what was written durable with its ancestors, and then visible; what was not written is given back.
+    def commit(self, durability: Durability = Durability.DURABLE) -> Committed:
+        """Make what was written durable with its ancestors, and then visible; what was not written is given back. ACCEPTED: return
+        when it is visible, and before it is durable; where the service has no room for that, when it is durable. What was accepted is
+        lost by a crash, or by a write that fails, before it is durable, and is a miss then.
 
         With nothing granted there is nothing to do. After Unavailable nobody knows whether the items are stored: they
         may be found later, whole and right, or not at all.
@@ -115,12 +117,12 @@ class Reservation(Claim):
         reply = self._link.call(
             self._connection,
             "Commit",
-            pb.CommitRequest(reservation_id=self.id),
+            commit_request(self.id, durability),
             timeout=self._link.deadlines.commit,
         )
         self._ended = True
         self._bytes.close()
-        return Committed(reply.items, reply.bytes, tuple(reply.left_out))
+        return committed(reply)
 
     def abort(self) -> bool:
         """Whether the reservation was still open. Aborting again, or after the service has gone, does nothing."""
@@ -138,6 +140,24 @@ class Reservation(Claim):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
+
+
+def commit_request(reservation_id: int, durability: Durability) -> pb.CommitRequest:
+    return pb.CommitRequest(
+        reservation_id=reservation_id,
+        durability=pb.ACCEPTED if durability is Durability.ACCEPTED else pb.DURABLE,
+    )
+
+
+def committed(reply: pb.CommitReply) -> Committed:
+    # A service that does not say so knows nothing else.
+    is_accepted = reply.durability == pb.ACCEPTED
+    return Committed(
+        reply.items,
+        reply.bytes,
+        tuple(reply.left_out),
+        Durability.ACCEPTED if is_accepted else Durability.DURABLE,
+    )
 
 
 def _outcomes(reply: pb.ReserveReply, asked: int) -> tuple[ReserveOutcome, ...]:

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from kvstore.errors import InvalidArgument
-from kvstore.types import Exactness, ItemKind, Lineage, StateSource
+from kvstore.types import Durability, Exactness, ItemKind, Lineage, StateSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +205,8 @@ class FetchedSlice:
 
 
 class ReserveOutcome(IntEnum):
-    """GRANTED: write it. HELD: nothing to do. IN_FLIGHT: another reservation has it. PARENT_MISSING: its parent is
-    neither held nor reserved by this client."""
+    """GRANTED: write it. HELD: nothing to do. IN_FLIGHT: another reservation has it, or it was accepted and is not durable yet.
+    PARENT_MISSING: its parent is neither held nor reserved by this client."""
 
     GRANTED = 1
     HELD = 2
@@ -232,12 +232,13 @@ class ReserveItem:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Items and bytes that are durable and visible now; `left_out`: places in the reserve call of those that were written
-    and are not, since their block or parent was lost meanwhile, or is leased as approximate."""
+    """Items and bytes that are visible now, and `durability` says what else; `left_out`: places in the reserve call of those that
+    were written and are not, since their block or parent was lost meanwhile, or is leased as approximate."""
 
     items: int
     bytes: int
     left_out: tuple[int, ...] = ()
+    durability: Durability = Durability.DURABLE
 
 
 class Cleared(NamedTuple):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from kvstore.core.accepted import accepted_segment, is_accepted
 from kvstore.core.base import CoreStatistics
 from kvstore.core.index import HAS_ROWS, HAS_STATE, ROWS_OVERLAP
 from kvstore.core.live import Live
-from kvstore.core.states import handle_of
+from kvstore.core.states import handle_of, kind_of, slot_of
 from kvstore.types import ItemKind, Lineage
 
 TOTALS = (
@@ -13,6 +14,7 @@ TOTALS = (
     "stored_states_total",
     "stored_rows_total",
     "parent_lost_total",
+    "accepted_lost_total",
     "evicted_blocks_total",
     "evicted_states_total",
     "expired_blocks_total",
@@ -27,22 +29,30 @@ TOTALS = (
 
 
 def statistics(live: Live) -> CoreStatistics:
-    blocks = len(live.index)
+    held = len(live.index)
+    waiting, waiting_bytes = live.accepted, live.accepted_bytes
+    accepted_blocks, accepted_block_bytes = waiting[ItemKind.BLOCK], waiting_bytes[ItemKind.BLOCK]
+    accepted_rows, accepted_rows_bytes = waiting[ItemKind.ROWS], waiting_bytes[ItemKind.ROWS]
+    accepted_states = accepted_rows + waiting[ItemKind.STATE]
+    accepted_state_bytes = accepted_rows_bytes + waiting_bytes[ItemKind.STATE]
     index_bytes = live.index.memory_bytes() + live.ranks.memory_bytes() + live.segments.memory_bytes()
     return CoreStatistics(
         namespaces=len(live.namespaces),
-        blocks=blocks,
-        block_bytes=live.block_bytes,
+        blocks=held - accepted_blocks,
+        block_bytes=live.block_bytes - accepted_block_bytes,
         bounded_blocks=live.bounded_blocks,
-        ssd_states=len(live.states),
-        ssd_state_bytes=live.states.bytes,
-        rows=live.states.rows,
-        rows_bytes=live.states.rows_bytes,
+        ssd_states=len(live.states) - accepted_states,
+        ssd_state_bytes=live.states.bytes - accepted_state_bytes,
+        rows=live.states.rows - accepted_rows,
+        rows_bytes=live.states.rows_bytes - accepted_rows_bytes,
+        accepted_blocks=accepted_blocks,
+        accepted_states=accepted_states,
+        accepted_bytes=accepted_block_bytes + accepted_state_bytes,
         leases=len(live.leases),
         reservations=len(live.reservations),
         in_flight=live.reservations.in_flight,
         index_bytes=index_bytes + live.states.memory_bytes(),
-        index_bytes_per_block=index_bytes / blocks if blocks else 0.0,
+        index_bytes_per_block=index_bytes / held if held else 0.0,
         pool=live.pool.statistics(),
         totals={name: live.totals[name] for name in TOTALS},
     )
@@ -62,6 +72,7 @@ def check_integrity(live: Live) -> None:
     bounded = [slot for slot in slots if index.lineage(slot) is Lineage.BOUNDED]
     assert live.bounded_blocks == len(bounded), "bounded blocks"
     _check_segments(live, slots)
+    _check_accepted(live, slots)
     _check_pool(live)
     _check_holds(live)
     assert set(live.totals) <= set(TOTALS), "every total has a name that is reported"
@@ -107,6 +118,25 @@ def _check_segments(live: Live, slots: list[int]) -> None:
     )
     for segment, found in handles.items():
         assert found <= set(live.segments.members(segment)), "every item is found by its segment"
+
+
+def _check_accepted(live: Live, slots: list[int]) -> None:
+    segment, waiting = live.index.segment, dict.fromkeys(ItemKind, 0)
+    for slot in slots:
+        parent = live.index.parent[slot]
+        if is_accepted(segment[slot]):
+            waiting[ItemKind.BLOCK] += 1
+        else:
+            assert parent < 0 or not is_accepted(segment[parent]), "what is durable has durable ancestors"
+    for handle, entry in live.states.oldest():
+        if is_accepted(entry.place.segment_id):
+            waiting[kind_of(handle)] += 1
+        else:
+            assert not is_accepted(segment[slot_of(handle)]), "what is durable has a durable block"
+    assert all(live.accepted[kind] == count for kind, count in waiting.items()), "what is not durable"
+    writing = {accepted_segment(each.reservation_id) for each in live.reservations.all() if each.accepted}
+    known = {number for number in live.segments.counts() if is_accepted(number)}
+    assert known <= writing, "what is not durable is being written"
 
 
 def _check_pool(live: Live) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kvstore.plan.base import Costs, Coverage, RestorePlan
 from kvstore.pool.states import PoolStatistics
 from kvstore.store.base import Place
-from kvstore.types import BlockKey, BytesLike, Checks, ItemId, ItemKind, Lineage, NamespaceDigest
+from kvstore.types import BlockKey, BytesLike, Checks, Durability, ItemId, ItemKind, Lineage, NamespaceDigest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,7 @@ class LookupResult(NamedTuple):
     costs: Costs
 
 
-@dataclass(frozen=True, slots=True)
-class FetchItem:
+class FetchItem(NamedTuple):
     """One item to hand over: on SSD at `place`, or in the pool as `payload`; the other one is None."""
 
     item: ItemId
@@ -107,8 +106,7 @@ class Granted:
     item: ReserveItem
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """What became of one granted item: its durable place where it goes to SSD, its payload where it goes to the pool."""
 
     checks: Checks
@@ -119,16 +117,17 @@ class Written:
 @dataclass(frozen=True, slots=True)
 class CommitReport:
     """`visible` are found from now on; `left_out`, places in the Reserve call, are what was written and is not. `discard`
-    are places that nothing refers to: what was replaced, what came too late, and what lost its parent."""
+    are places that nothing refers to: what was replaced, what came too late, and what lost its parent. `durability`: of what
+    is visible."""
 
     visible: Sequence[ItemId]
     discard: Sequence[Place]
     bytes: int
     left_out: Sequence[int] = ()
+    durability: Durability = Durability.DURABLE
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(NamedTuple):
     """An item that has left the index; its place is to be discarded."""
 
     namespace: NamespaceDigest
@@ -136,8 +135,7 @@ class Gone:
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class GivenBack:
+class GivenBack(NamedTuple):
     """A key whose reservation ended without a commit: whoever waits for it may claim it."""
 
     namespace: NamespaceDigest
@@ -194,8 +192,8 @@ class LoadReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreStatistics:
     """Sizes now, then counts since the start (names ending in `_total`). States on SSD are whole states and rows together;
-    `rows` and `rows_bytes` are the rows among them. `retention_attained` is None until a block has left by expiry or
-    eviction."""
+    `rows` and `rows_bytes` are the rows among them. What was accepted and is not durable yet counts apart from all of these.
+    `retention_attained` is None until a block has left by expiry or eviction."""
 
     namespaces: int
     blocks: int
@@ -205,6 +203,9 @@ class CoreStatistics:
     ssd_state_bytes: int
     rows: int
     rows_bytes: int
+    accepted_blocks: int
+    accepted_states: int
+    accepted_bytes: int
     leases: int
     reservations: int
     in_flight: int

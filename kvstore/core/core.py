@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from kvstore.core import leaving, lookup, recovery
+from kvstore.core import accepting, leaving, lookup, recovery
 from kvstore.core.audit import check_integrity, statistics
 from kvstore.core.base import (
     Cleared,
@@ -275,6 +275,31 @@ class Core(LongWork):
         """The same list, for checking what a writer sends. Changes nothing. Raises UnknownReservation."""
         return self._live.reservations.get(reservation_id, session).granted
 
+    def accept(
+        self,
+        reservation_id: int,
+        session: str,
+        arrived: Sequence[tuple[Granted, Written]],
+        *,
+        now_mono: float,
+        now_wall: float,
+    ) -> list[ItemId]:
+        """These items have arrived and are being written: they become visible, parents first, and not durable. Which of them: not
+        what there is something of already, nor what has no parent here, nor anything once `settling` has begun or the namespace
+        was cleared. Until they are settled they lie at `accepted_place` of the reservation, where a log has nothing; `arrived`
+        has the payload of what goes to the pool, and no places. The reservation goes on: what is accepted is another's IN_FLIGHT, and
+        no durable item follows it. Nothing may be cleared meanwhile."""
+        return accepting.accept(
+            self._live,
+            self._live.reservations.get(reservation_id, session),
+            arrived,
+            now_mono=now_mono,
+            now_wall=now_wall,
+        )
+
+    def is_open(self, reservation_id: int) -> bool:
+        return self._live.reservations.find(reservation_id) is not None
+
     def committed(
         self,
         reservation_id: int,
@@ -286,8 +311,9 @@ class Core(LongWork):
     ) -> CommitReport:
         """These items are durable: they become visible, parents first, and the reservation ends.
 
-        Granted items that `results` lacks are given back. An item whose parent was lost meanwhile, and everything if
-        the namespace was cleared meanwhile, does not become visible: its place is to be discarded.
+        Granted items that `results` lacks are given back; what was accepted has been settled. An item whose parent was lost
+        meanwhile, or is accepted and not durable, and everything if the namespace was cleared meanwhile, does not become visible: its
+        place is to be discarded.
         """
         return whole(self.committing(reservation_id, session, results, now_mono=now_mono, now_wall=now_wall))
 
@@ -296,6 +322,7 @@ class Core(LongWork):
         found = self._live.reservations.find(reservation_id)
         if found is None or found.session != session:
             return []
+        assert not found.accepted, "what was accepted is being written"
         self._live.reservations.end(found)
         return returned([found])
 

@@ -226,12 +226,16 @@ def _evict_state(live: Live, handle: int) -> Gone:
 
 
 def _remove_tree(live: Live, slot: int) -> list[Gone]:
+    """Of a block that turned out damaged."""
+    live.totals["orphaned_blocks_total"] += len(live.index.descendants(slot)) - 1
+    return remove_tree(live, slot)
+
+
+def remove_tree(live: Live, slot: int) -> list[Gone]:
     """The block and all below it, leased or not, tails first."""
     left: list[Gone] = []
-    doomed = live.index.descendants(slot)
-    for each in reversed(doomed):
+    for each in reversed(live.index.descendants(slot)):
         left += live.remove_block(each)
-    live.totals["orphaned_blocks_total"] += len(doomed) - 1
     return left
 
 

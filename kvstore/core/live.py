@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.accepted import is_accepted
 from kvstore.core.base import Gone, Limits
 from kvstore.core.holds import Holds
 from kvstore.core.index import (
@@ -86,6 +87,9 @@ class Live:
         self.totals: Counter[str] = Counter()
         self.block_bytes = 0
         self.bounded_blocks = 0
+        self.accepted: Counter[ItemKind] = Counter()
+        """Items by kind that are visible and not durable yet."""
+        self.accepted_bytes: Counter[ItemKind] = Counter()
         self._last_number = 0
         self._latest = 0
         # Handles whose last use is to be persisted: at most one entry per use that is not persisted yet.
@@ -139,6 +143,7 @@ class Live:
         self.segments.add(place.segment_id, slot)
         self.block_bytes += place.length
         self.bounded_blocks += lineage is Lineage.BOUNDED
+        self._count_accepted(ItemKind.BLOCK, place, 1)
         self.reservations.block_inserted(info.digest, key, slot)
         return slot
 
@@ -163,6 +168,21 @@ class Live:
         self.segments.remove(old.segment_id)
         return old
 
+    def settle_block(self, slot: int, place: Place) -> None:
+        """What was accepted is durable, and lies there."""
+        old = self.place(slot)
+        self.index.move(slot, place)
+        # Whoever was told of a use was told of a place that no log knows.
+        self.index.flags[slot] &= ~USE_NOTED
+        self.segments.add(place.segment_id, slot)
+        self.segments.remove(old.segment_id)
+        self._count_accepted(ItemKind.BLOCK, old, -1)
+
+    def _count_accepted(self, kind: ItemKind, place: Place, count: int) -> None:
+        if is_accepted(place.segment_id):
+            self.accepted[kind] += count
+            self.accepted_bytes[kind] += count * place.length
+
     def remove_block(self, slot: int) -> list[Gone]:
         """Take out a childless block; its states, in both tiers, go first. What left the SSD, in that order."""
         info, number, key = self.info(slot), self.index.number[slot], self.index.key(slot)
@@ -177,6 +197,7 @@ class Live:
         self.ranks.on_remove(slot)
         self.segments.remove(place.segment_id)
         self.block_bytes -= place.length
+        self._count_accepted(ItemKind.BLOCK, place, -1)
         self.bounded_blocks -= self.index.lineage(slot) is Lineage.BOUNDED
         self.index.remove(slot)
         return left
@@ -239,6 +260,17 @@ class Live:
         self.states.add(handle, entry)
         self.index.flags[slot] |= self._flags_of(slot, kind, entry.place.length)
         self.segments.add(entry.place.segment_id, handle)
+        self._count_accepted(kind, entry.place, 1)
+
+    def settle_state(self, handle: int, place: Place) -> None:
+        """As settle_block."""
+        entry = self.states.get(handle)
+        assert entry is not None, "what is settled is held"
+        old, entry.noted_until = entry.place, 0
+        self.states.move(handle, place)
+        self.segments.add(place.segment_id, handle)
+        self.segments.remove(old.segment_id)
+        self._count_accepted(kind_of(handle), old, -1)
 
     def remove_state(self, handle: int) -> Gone:
         """Leases on it find it gone."""
@@ -246,6 +278,7 @@ class Live:
         entry = self.states.remove(handle)
         self.index.flags[slot] &= ~(HAS_STATE if kind is ItemKind.STATE else HAS_ROWS | ROWS_OVERLAP)
         self.segments.remove(entry.place.segment_id)
+        self._count_accepted(kind, entry.place, -1)
         return self.gone(slot, kind, entry.place)
 
     def touch_state(self, handle: int, now: float) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 
-from kvstore.core import ending, held, leaving, showing, writing
+from kvstore.core import accepting, ending, held, leaving, showing, writing
+from kvstore.core.accepting import Settled
 from kvstore.core.base import (
     CommitReport,
     Dropped,
@@ -62,6 +63,15 @@ class LongWork:
         """As `committed`, in steps: each makes some more visible. To be run to its end; nothing may be relocated meanwhile."""
         found = self._live.reservations.get(reservation_id, session)
         return showing.commit(self._live, found, results, now_mono=now_mono, now_wall=now_wall)
+
+    def settling(
+        self, reservation_id: int, session: str, results: Mapping[ItemId, Written]
+    ) -> Steps[Settled, None]:
+        """The write is over: what was accepted lies where `results` say from now on; what they lack, and what follows something that
+        is not durable, leaves, leased or not, with all that follows it. Before `committing`, with the same results. Each step tells what
+        it has moved and taken back, the last one too."""
+        found = self._live.reservations.get(reservation_id, session)
+        return accepting.settle(self._live, found, results)
 
     def ending(self, session: str, now_mono: float) -> Steps[None, Ended]:
         """As `end_session`, in steps. The session is given nothing more meanwhile."""

@@ -20,7 +20,8 @@ class Reservation:
     """Items that one session may write. `builds_on`: keys of the blocks that they follow and that others hold or write;
     `held_slots`: those of them that are in the index. `undecided`: items that were asked for beside those granted, while it is being
     made. `over`: it has ended. `writing`: its bytes are on their way to the log, and its end is
-    the commit's to decide. `void`: its namespace was cleared meanwhile, so that nothing of it may become visible."""
+    the commit's to decide. `accepted`: of them, what became visible before it was durable, parents first; `settling`: no more of it does,
+    since what has become of the write is known. `void`: its namespace was cleared meanwhile, so that nothing of it may become visible."""
 
     reservation_id: int
     session: str
@@ -32,6 +33,8 @@ class Reservation:
     builds_on: set[BlockKey] = field(default_factory=set)
     held_slots: set[int] = field(default_factory=set)
     writing: bool = False
+    accepted: list[ItemId] = field(default_factory=list)
+    settling: bool = False
     void: bool = False
     over: bool = False
 
@@ -172,7 +175,7 @@ class ReservationTable:
             made.builds_on.add(key)
             self._builders.setdefault((namespace, key), set()).add(made.reservation_id)
             if slot is not None:
-                self._hold(made, slot)
+                self.hold(made, slot)
 
     def get(self, reservation_id: int, session: str) -> Reservation:
         """Raise UnknownReservation, saying whether it is unknown or of another session."""
@@ -220,9 +223,10 @@ class ReservationTable:
     def block_inserted(self, namespace: NamespaceDigest, key: BlockKey, slot: int) -> None:
         """A block is in the index now: the reservations that build on it hold it from here on."""
         for reservation_id in self._builders.get((namespace, key), ()):
-            self._hold(self._open[reservation_id], slot)
+            self.hold(self._open[reservation_id], slot)
 
-    def _hold(self, reservation: Reservation, slot: int) -> None:
+    def hold(self, reservation: Reservation, slot: int) -> None:
+        """The block is not evicted while the reservation lives."""
         reservation.held_slots.add(slot)
         self._holds.hold(slot, reservation.reservation_id)
 

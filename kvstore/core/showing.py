@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from kvstore.core.accepted import is_accepted
 from kvstore.core.base import CommitReport, ReserveItem, Written
 from kvstore.core.index import NO_SLOT
 from kvstore.core.live import Live
@@ -112,6 +113,9 @@ def _show_block(
     slot = live.index.find(info.number, item.key)
     if slot != NO_SLOT:
         live.touch(slot, now_wall)
+        if live.place(slot) == place:
+            # It was accepted, and has been settled.
+            return True, []
         if not may_replace_block(live, slot, item.lineage, unleased):
             # What is there is as good, or is leased as BOUNDED and stays so.
             return live.index.lineage(slot) <= item.lineage, [place]
@@ -119,7 +123,8 @@ def _show_block(
     parent = NO_SLOT
     if item.parent != info.digest:
         parent = live.index.find(info.number, item.parent)
-        if parent == NO_SLOT:
+        if parent == NO_SLOT or is_accepted(live.index.segment[parent]):
+            # One that is not durable yet: its commit began later.
             live.totals["parent_lost_total"] += 1
             return False, [place]
     live.insert_block(
@@ -142,7 +147,15 @@ def _show_state(
     if written.place is not None:
         handle = handle_of(slot, item.kind)
         entry = live.states.get(handle)
-        if entry is not None and not may_replace_state(entry, item):
+        if is_accepted(live.index.segment[slot]):
+            # Its block is not durable yet: that one's commit began later.
+            live.totals["parent_lost_total"] += 1
+            dropped.append(written.place)
+            placed = False
+        elif entry is not None and entry.place == written.place:
+            # It was accepted, and has been settled.
+            pass
+        elif entry is not None and not may_replace_state(entry, item):
             dropped.append(written.place)
             placed = entry.lineage <= item.lineage and entry.place.length >= item.length
         else:
@@ -152,13 +165,16 @@ def _show_state(
             live.insert_state(slot, item.kind, made)
             live.totals["stored_states_total"] += 1
             live.totals["stored_rows_total"] += item.kind is ItemKind.ROWS
-    pooled = False
-    if written.payload is not None:
-        state = PooledState(written.payload, item.position, item.lineage, written.checks)
-        pooled = live.pool.put(
-            info.digest, item.key, state, now=now_mono, after=_earlier_state(live, info, slot)
-        )
+    pooled = written.payload is not None and pool_state(live, slot, item, written, now_mono)
     return pooled or placed, dropped
+
+
+def pool_state(live: Live, slot: int, item: ReserveItem, written: Written, now_mono: float) -> bool:
+    """Whether the pool holds a state of this block now."""
+    info = live.info(slot)
+    assert written.payload is not None, "an item for the pool has its payload"
+    state = PooledState(written.payload, item.position, item.lineage, written.checks)
+    return live.pool.put(info.digest, item.key, state, now=now_mono, after=_earlier_state(live, info, slot))
 
 
 def _earlier_state(live: Live, info: NamespaceInfo, slot: int) -> BlockKey | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from kvstore.core.accepted import is_accepted
 from kvstore.core.base import (
     Granted,
     Outcome,
@@ -198,7 +199,8 @@ def _decide_block(live: Live, claim: _Claim, index: int, item: ReserveItem, slot
             )
         claim.used.append(slot)
         if not may_replace_block(live, slot, item.lineage, claim.unleased):
-            return HELD
+            waiting = _in_flight(live, claim, item) if is_accepted(live.index.segment[slot]) else None
+            return waiting or HELD
     flight = _in_flight(live, claim, item)
     if flight is not None:
         return flight
@@ -240,7 +242,8 @@ def _decide_state(live: Live, claim: _Claim, index: int, item: ReserveItem, slot
         to_pool = item.to_pool and live.pool.lacks(info.digest, item.key, item.lineage, now=claim.now)
         to_ssd = item.to_ssd and (entry is None or may_replace_state(entry, item))
         if not (to_pool or to_ssd):
-            return HELD
+            waits = item.to_ssd and entry is not None and is_accepted(entry.place.segment_id)
+            return (_in_flight(live, claim, item) if waits else None) or HELD
     flight = _in_flight(live, claim, item)
     if flight is not None:
         return flight

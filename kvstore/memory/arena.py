@@ -9,6 +9,7 @@ import os
 
 from kvstore.errors import LimitExceeded
 from kvstore.memory.extent import whole_pages
+from kvstore.types import BytesLike
 
 ARENA_BYTES_MAX = 256 << 20
 """Of one arena: to give up more at once would hold up everybody else for tens of milliseconds."""
@@ -44,7 +45,7 @@ class Arena:
         """What lies there now, `len(target)` bytes of it, all within the arena. Any thread."""
         assert 0 <= offset <= self.bytes - len(target)
         if len(target):
-            # Slices are copied under the interpreter's lock, and would keep all others from it meanwhile.
+            # As in copy_bytes.
             ctypes.memmove(_address(target), self._address + offset, len(target))
 
     def close(self) -> None:
@@ -112,6 +113,17 @@ class Arenas:
         if arena.ended and not arena.users:
             arena.close()
             self.held_bytes -= arena.bytes
+
+
+def copy_bytes(source: BytesLike, target: memoryview) -> None:
+    """Of the same length, one byte or more."""
+    view = memoryview(source)
+    assert view.nbytes == len(target)
+    if view.readonly:
+        target[:] = view
+        return
+    # Slices are copied under the interpreter's lock, and would keep all others from it meanwhile.
+    ctypes.memmove(_address(target), _address(view), len(target))
 
 
 def _address(memory: mmap.mmap | memoryview) -> int:

@@ -190,8 +190,15 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitReply:
         session = self._session(context)
         with self._engine.activity.transfer():
-            report = await self._engine.commit(request.reservation_id, session)
-        return pb.CommitReply(items=len(report.visible), bytes=report.bytes, left_out=report.left_out)
+            report = await self._engine.commit(
+                request.reservation_id, session, encode.take_durability(request.durability)
+            )
+        return pb.CommitReply(
+            items=len(report.visible),
+            bytes=report.bytes,
+            left_out=report.left_out,
+            durability=encode.put_durability(report.durability),
+        )
 
     @answering
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortReply:

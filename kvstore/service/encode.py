@@ -10,7 +10,7 @@ from kvstore.errors import InvalidArgument, LimitExceeded, ProfileError
 from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan
 from kvstore.prefix.joined import JoinedKeys
 from kvstore.profile.base import MAX_BLOCK_TOKENS, Profile
-from kvstore.types import KEY_BYTES, Checks, Exactness, ItemKind, Lineage, StateSource
+from kvstore.types import KEY_BYTES, Checks, Durability, Exactness, ItemKind, Lineage, StateSource
 from kvstore.v1 import cache_pb2 as pb
 
 MAX_COST_SECONDS = 1e6
@@ -83,6 +83,18 @@ def take_lineage(value: int, *, field: str) -> Lineage:
             field=field,
             value=value,
             allowed="LINEAGE_EXACT (1) or LINEAGE_BOUNDED (2)",
+        ) from None
+
+
+def take_durability(value: int) -> Durability:
+    """Unspecified is DURABLE: who does not ask is promised no less."""
+    if value == pb.DURABILITY_UNSPECIFIED:
+        return Durability.DURABLE
+    try:
+        return Durability(value)
+    except ValueError:
+        raise InvalidArgument(
+            "unknown durability", field="durability", value=value, allowed="DURABLE (1) or ACCEPTED (2)"
         ) from None
 
 
@@ -234,6 +246,10 @@ def put_lookup(found: LookupResult, *, lease_seconds: float) -> pb.LookupReply:
 
 def put_lineage(lineage: Lineage) -> pb.Lineage:
     return pb.Lineage.LINEAGE_EXACT if lineage is Lineage.EXACT else pb.Lineage.LINEAGE_BOUNDED
+
+
+def put_durability(durability: Durability) -> pb.Durability:
+    return pb.ACCEPTED if durability is Durability.ACCEPTED else pb.DURABLE
 
 
 def put_namespace(info: NamespaceInfo, core: Core) -> pb.Namespace:

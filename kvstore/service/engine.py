@@ -5,6 +5,7 @@ Everything here runs in the event loop's thread; what blocks goes through the wr
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from array import array
 from collections import Counter
@@ -31,6 +32,7 @@ from kvstore.memory import Arenas
 from kvstore.plan.base import Costs
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.profile.base import Profile
+from kvstore.service.acceptance import Acceptance
 from kvstore.service.activity import Activity
 from kvstore.service.flights import Flights
 from kvstore.service.loopwatch import LoopWatch
@@ -46,7 +48,7 @@ from kvstore.service.turns import at_leisure, by_turns, in_parts
 from kvstore.service.uploads import Upload, Uploads
 from kvstore.service.writer import Writer
 from kvstore.store.base import Place, RecordLog
-from kvstore.types import BootId, Exactness, ItemId, ItemKind, NamespaceDigest, StateSource, Tier
+from kvstore.types import BootId, Durability, Exactness, ItemId, ItemKind, NamespaceDigest, StateSource, Tier
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +92,7 @@ class Engine:
         self.time = time
         self.staging = Staging(config.staging_bytes)
         self.uploads = Uploads(self.staging)
+        self.acceptance = Acceptance(self)
         self.flights = Flights(FlightTable(seconds=core.reservation_seconds), time.monotonic)
         self.sessions = Sessions(boot=boot, limit=config.sessions, on_end=self._end_session)
         self.activity = Activity(self._open_work)
@@ -234,12 +237,18 @@ class Engine:
             )
         return result
 
-    async def commit(self, reservation_id: int, session: Session) -> CommitReport:
+    async def commit(
+        self, reservation_id: int, session: Session, durability: Durability = Durability.DURABLE
+    ) -> CommitReport:
+        """What has become visible. ACCEPTED: before it is durable, where memory has room for it meanwhile."""
         upload = self.uploads.get(reservation_id, session.id)
         self.writer.check_accepts()
         self.core.commit_list(reservation_id, session.id)
         self.uploads.close(upload)
-        return await self.writer.commit(Publication(upload, self.publish))
+        written = self.writer.submit(Publication(upload, self.publish))
+        if durability is Durability.ACCEPTED and (report := await self.acceptance.accept(upload)) is not None:
+            return report
+        return await asyncio.shield(written)
 
     async def publish(self, upload: Upload, places: dict[int, Place]) -> CommitReport:
         """The commit is over: what is durable becomes visible, and all of its memory goes back."""
@@ -247,6 +256,7 @@ class Engine:
             results: dict[ItemId, Written] = {}
             async for part in in_parts(list(upload.arrived)):
                 results.update(upload.results(places, part))
+            await self.acceptance.settle(upload, results)
             report = await by_turns(
                 self.core.committing(
                     upload.reservation_id,
@@ -257,6 +267,7 @@ class Engine:
                 )
             )
         finally:
+            self.acceptance.end(upload.reservation_id)
             await by_turns(self.uploads.ending(upload.reservation_id))
             self.activity.note()
         async for visible in in_parts(report.visible):

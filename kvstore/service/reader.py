@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 from kvstore.clock import Clock
 from kvstore.core.base import FetchItem
 from kvstore.errors import DeviceError, LimitExceeded
-from kvstore.memory import BlockCache, Slot
+from kvstore.memory import BlockCache, Slot, copy_bytes
 from kvstore.service.gate import ReadGate
 from kvstore.service.mapping import row_of
 from kvstore.service.rates import ReadRate
@@ -41,7 +41,8 @@ BATCH_BYTES = 2 << 20
 batches."""
 
 MAPPED_BATCH_BYTES = 8 << 20
-"""What is read to where it stays may come in larger ones, after a first one that comes soon: a drive wants more of it at once."""
+"""What is read to where it stays comes in larger ones: nothing is held for it but the slots where it stays, and each costs its way to
+a thread and back."""
 
 BATCH_MEMORY_BYTES = 16 << 20
 """What of a batch is in memory stays there until it is sent; a reader that takes nothing keeps no more of it than this."""
@@ -102,11 +103,11 @@ class _Batch:
     at most. `stale`: places that are nobody's any more since it was listed."""
 
     first: int
+    limit_bytes: int
     items: list[FetchItem | None] = field(default_factory=list)
     slots: list[Slot | None] = field(default_factory=list)
     disk_bytes: int = 0
     memory_bytes: int = 0
-    limit_bytes: int = BATCH_BYTES
     stale: list[frozenset[Place]] = field(default_factory=list)
     session: str = ""
 
@@ -178,7 +179,8 @@ class Reader:
         batch's payloads are good until the next one is asked for: the memory is used again. Who stops early closes the
         iterator (`aclosing`)."""
         asked = _Asked(sources, part, in_memory)
-        batches = self._cut(items, sources, part, most_bytes=MAPPED_BATCH_BYTES if in_memory else BATCH_BYTES)
+        limit_bytes = MAPPED_BATCH_BYTES if in_memory else BATCH_BYTES
+        batches = self._cut(items, sources, part, limit_bytes=limit_bytes)
         ahead = None
         try:
             ahead = self._start(batches, asked)
@@ -229,6 +231,25 @@ class Reader:
         memory.finish(slot, begin=0, length=length)
         slot.about = row_of(item, slot)
         return slot
+
+    async def kept(self, items: Sequence[FetchItem], domain: str, executor: Executor) -> list[Slot] | None:
+        """What no log has yet: each payload copied into a slot by which others find it at its place, pinned for the caller, who
+        forgets the place in the end. None without room for all of them."""
+        memory = self.memory
+        if memory is None:
+            return None
+        slots: list[Slot] = []
+        for item in items:
+            slot = self._begin(item, domain, None)
+            if slot is None:
+                for begun in slots:
+                    memory.abandon(begun)
+                return None
+            slots.append(slot)
+        await self._in_thread(lambda: _copy_all(items, slots), slots, executor)
+        for item, slot in zip(items, slots, strict=True):
+            self._finish(item, slot, came=True)
+        return slots
 
     def _start(self, batches: Iterator[_Batch], asked: _Asked) -> _Ahead | None:
         batch = next(batches, None)
@@ -385,7 +406,9 @@ class Reader:
         slot.about = row_of(item, slot)
         return True
 
-    async def _in_thread(self, work: Callable[[], T], slots: Sequence[Slot]) -> T:
+    async def _in_thread(
+        self, work: Callable[[], T], slots: Sequence[Slot], executor: Executor | None = None
+    ) -> T:
         """The result of work that writes into slots. Where it fails, or nobody waits for it any more, they are abandoned:
         when it is over, and not before, since a thread that has begun cannot be stopped."""
         loop = asyncio.get_running_loop()
@@ -396,7 +419,7 @@ class Reader:
                     self.memory.abandon(slot)
 
         try:
-            job = self._executor.submit(work)
+            job = (executor or self._executor).submit(work)
         except RuntimeError:
             abandon()
             raise
@@ -453,10 +476,10 @@ class Reader:
         return payloads
 
     def _cut(
-        self, items: Iterable[FetchItem | None], sources: Sources, part: Part | None, *, most_bytes: int
+        self, items: Iterable[FetchItem | None], sources: Sources, part: Part | None, *, limit_bytes: int
     ) -> Generator[_Batch, None, None]:
-        """Batches, each with what of it is in memory, pinned for who takes it. They grow up to `most_bytes` from the disk."""
-        current = self._new(0, sources.session)
+        """Batches, each with what of it is in memory, pinned for who takes it. From the disk up to `limit_bytes` each."""
+        current = self._new(0, sources.session, limit_bytes)
         try:
             for number, item in enumerate(items):
                 place = None if item is None else item.place
@@ -468,8 +491,7 @@ class Reader:
                     memory_bytes = place.length
                 full = None
                 if current.items and current.is_full_with(disk_bytes, memory_bytes):
-                    full, current = current, self._new(number, sources.session)
-                    current.limit_bytes = min(2 * full.limit_bytes, most_bytes)
+                    full, current = current, self._new(number, sources.session, limit_bytes)
                 current.items.append(item)
                 current.slots.append(slot)
                 current.disk_bytes += disk_bytes
@@ -477,14 +499,14 @@ class Reader:
                 if full is not None:
                     yield full
             if current.items:
-                last, current = current, _Batch(0)
+                last, current = current, _Batch(0, limit_bytes)
                 yield last
         finally:
             # What nobody took: the list ended with an error, or nobody wants more of it.
             self._unpin(current)
 
-    def _new(self, first: int, session: str) -> _Batch:
-        batch = _Batch(first, session=session)
+    def _new(self, first: int, session: str, limit_bytes: int) -> _Batch:
+        batch = _Batch(first, limit_bytes, session=session)
         self._listed.add(batch)
         return batch
 
@@ -511,6 +533,15 @@ def _gone(batch: _Batch) -> set[Place]:
 
 def _fill(slot: Slot, payload: BytesLike) -> None:
     slot.pages[: memoryview(payload).nbytes] = payload
+
+
+def _copy_all(items: Sequence[FetchItem], slots: Sequence[Slot]) -> None:
+    """Each payload to where it would lie if it had been read."""
+    for item, slot in zip(items, slots, strict=True):
+        assert item.payload is not None
+        length = memoryview(item.payload).nbytes
+        begin = payload_gap(length) if length >= LARGE_PAYLOAD_BYTES else 0
+        copy_bytes(item.payload, slot.pages[begin : begin + length])
 
 
 def _wanted(item: FetchItem, part: Part | None, slot: Slot | None) -> Wanted:

@@ -27,6 +27,8 @@ class Registry:
         self._log = store
         self._writer = writer
         self._places: dict[NamespaceDigest, Place] = {}
+        self.is_clearing = False
+        """Blocks are leaving, and none may come."""
         self._recording: dict[NamespaceDigest, asyncio.Task[None]] = {}
 
     def load(self, found: Records) -> None:
@@ -108,10 +110,14 @@ class Registry:
         """
 
         async def clear() -> Cleared:
-            blocks, states = await by_turns(self._core.clearing(digest), self._discard)
-            # Nothing is published meanwhile: what was reserved until now ends.
-            self._core.void_reservations(digest)
-            emptied()
+            self.is_clearing = True
+            try:
+                blocks, states = await by_turns(self._core.clearing(digest), self._discard)
+                # Nothing is published meanwhile: what was reserved until now ends.
+                self._core.void_reservations(digest)
+                emptied()
+            finally:
+                self.is_clearing = False
             infos = self._core.namespaces() if digest is None else [self._core.namespace(digest)]
             for first in range(0, len(infos), CLEARS_PER_APPEND):
                 # The clear covers the description as well, so that it is written anew behind it.

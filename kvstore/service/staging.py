@@ -37,6 +37,11 @@ class Staging:
         self.held_bytes += length
         self._shares.take(session, length)
 
+    def is_crowded(self, session: str = NOBODY) -> bool:
+        """Whether more than half of what the session may hold, or of all, is held."""
+        share = 2 * self._shares.held(session) > self._shares.share_bytes
+        return share or 2 * self.held_bytes > self.limit_bytes
+
     def give_back(self, length: int, session: str = NOBODY) -> None:
         self._shares.give_back(session, length)
         assert 0 <= length <= self.held_bytes, f"{length} of {self.held_bytes} staged bytes given back"

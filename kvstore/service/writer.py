@@ -128,9 +128,13 @@ class Writer:
 
     async def commit(self, publisher: Publisher) -> CommitReport:
         """Make its records durable, then publish. Raises what kept any of them from it; the others are published."""
+        return await asyncio.shield(self.submit(publisher))
+
+    def submit(self, publisher: Publisher) -> asyncio.Future[CommitReport]:
+        """As `commit`, whose end is the future's. It is nobody's to cancel."""
         job = _Commit(publisher, asyncio.get_running_loop().create_future())
         self._put(job)
-        return await asyncio.shield(job.done)
+        return job.done
 
     async def alone(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work` after all earlier jobs and beside none. It may use `in_thread` and `append`."""

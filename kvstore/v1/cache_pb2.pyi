@@ -43,6 +43,12 @@ class ReserveOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     IN_FLIGHT: _ClassVar[ReserveOutcome]
     PARENT_MISSING: _ClassVar[ReserveOutcome]
 
+class Durability(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DURABILITY_UNSPECIFIED: _ClassVar[Durability]
+    DURABLE: _ClassVar[Durability]
+    ACCEPTED: _ClassVar[Durability]
+
 class StateTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STATE_TIER_UNSPECIFIED: _ClassVar[StateTier]
@@ -69,6 +75,9 @@ GRANTED: ReserveOutcome
 HELD: ReserveOutcome
 IN_FLIGHT: ReserveOutcome
 PARENT_MISSING: ReserveOutcome
+DURABILITY_UNSPECIFIED: Durability
+DURABLE: Durability
+ACCEPTED: Durability
 STATE_TIER_UNSPECIFIED: StateTier
 STATE_TIER_POOL: StateTier
 STATE_TIER_SSD: StateTier
@@ -484,20 +493,24 @@ class WriteReply(_message.Message):
     def __init__(self, items: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("reservation_id",)
+    __slots__ = ("reservation_id", "durability")
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
     reservation_id: int
-    def __init__(self, reservation_id: _Optional[int] = ...) -> None: ...
+    durability: Durability
+    def __init__(self, reservation_id: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
 
 class CommitReply(_message.Message):
-    __slots__ = ("items", "bytes", "left_out")
+    __slots__ = ("items", "bytes", "left_out", "durability")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
     items: int
     bytes: int
     left_out: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, items: _Optional[int] = ..., bytes: _Optional[int] = ..., left_out: _Optional[_Iterable[int]] = ...) -> None: ...
+    durability: Durability
+    def __init__(self, items: _Optional[int] = ..., bytes: _Optional[int] = ..., left_out: _Optional[_Iterable[int]] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("reservation_id",)

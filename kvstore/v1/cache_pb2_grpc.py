@@ -210,7 +210,8 @@ class CacheServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """Make all written items of the reservation durable, with all their ancestors, and then visible.
+        """Make all written items of the reservation durable, with all their ancestors, and then visible; or, where it is asked for by
+        name, visible before that.
         Granted items that were not written are given back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

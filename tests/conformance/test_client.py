@@ -29,9 +29,10 @@ from kvstore.errors import (
     UnknownReservation,
     UnknownTicket,
 )
+from kvstore.memory import why_not_mapped
 from kvstore.profile.layout import layer_slices
 from kvstore.profile.registry import get_profile
-from kvstore.types import ItemKind, Lineage, StateSource
+from kvstore.types import Durability, ItemKind, Lineage, StateSource
 from kvstore_client import CacheClient, Committed, FetchedSlice, OpenedNamespace, ReserveOutcome
 from kvstore_client.aio import AsyncCacheClient
 from tests.support.blocking import Blocking, LoopThread
@@ -43,6 +44,7 @@ from tests.support.service import ServiceProcess, running_service
 
 PROFILE = "flash-slim"
 BLOCKS = 4
+ACCEPTED_HERE = Durability.DURABLE if why_not_mapped() else Durability.ACCEPTED
 SPENT = (UnknownTicket, LimitExceeded)
 """How a ticket without a take left is refused: the service may have forgotten it or still know that it is used up."""
 
@@ -318,6 +320,20 @@ def test_a_reservation_is_invisible_until_commit(client: CacheClient, chain: Cha
         assert reservation.commit() == Committed(BLOCKS, BLOCKS * chain.namespace.block_bytes)
     assert look(client, chain).blocks_held == BLOCKS
     assert set(client.reserve(chain.namespace.digest, items).outcomes) == {ReserveOutcome.HELD}
+
+
+def test_what_is_accepted_is_visible_at_once(ground: Ground, client: CacheClient, chain: Chain) -> None:
+    items = [chain.block_item(i) for i in range(BLOCKS)]
+    with client.reserve(chain.namespace.digest, items) as reservation:
+        reservation.write({i: chain.payload(items[i]) for i in reservation.granted})
+        done = reservation.commit(Durability.ACCEPTED)
+    # As durable where this system has no memory to keep it in meanwhile.
+    assert (done.items, done.durability) == (BLOCKS, ACCEPTED_HERE)
+    found = look(client, chain)
+    assert found.lease is not None
+    with found.lease:
+        got = ground.read(client, found)
+    assert [payload for _, _, payload in got] == [chain.payload(item) for item in items]
 
 
 def test_an_aborted_reservation_leaves_nothing(client: CacheClient, chain: Chain) -> None:

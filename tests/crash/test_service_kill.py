@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from kvstore.types import Durability
 from kvstore_client import CacheClient, OpenedNamespace, ReserveOutcome
 from tests.support.calls import GONE, look
 from tests.support.chains import Chain, identity_of
@@ -37,7 +38,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._chains: list[Written] = []
         self.wrong: list[BaseException] = []
-        self.commits = 0
+        self.commits = self.accepted = 0
         self.fetches = 0
 
     def begin(self, namespace: OpenedNamespace) -> Written:
@@ -51,6 +52,10 @@ class Ledger:
             written.acknowledged = blocks
             self.commits += 1
 
+    def accept(self) -> None:
+        with self._lock:
+            self.accepted += 1
+
     def fetched(self) -> None:
         with self._lock:
             self.fetches += 1
@@ -63,13 +68,14 @@ class Ledger:
 def write_chains(
     client: CacheClient, namespace: OpenedNamespace, ledger: Ledger, rng: random.Random, stop: threading.Event
 ) -> None:
-    """Grow chains a few blocks at a time, each step committed; a step that failed is done again."""
-    written = ledger.begin(namespace)
+    """Grow chains a few blocks at a time, each step committed, one in three before it is durable; after a failure it goes on
+    behind what was acknowledged as durable."""
+    written, first = ledger.begin(namespace), 0
     while not stop.is_set():
         if written.acknowledged == CHAIN_BLOCKS:
-            written = ledger.begin(namespace)
-        first = written.acknowledged
+            written, first = ledger.begin(namespace), 0
         last = min(first + rng.randint(1, 8), CHAIN_BLOCKS)
+        is_accepted = last < CHAIN_BLOCKS and rng.random() < 0.33
         written.attempted = max(written.attempted, last)
         try:
             written.chain.store(
@@ -78,11 +84,18 @@ def write_chains(
                 last=last,
                 states=[last - 1] if rng.random() < 0.5 else [],
                 to_pool=rng.random() < 0.5,
+                durability=Durability.ACCEPTED if is_accepted else Durability.DURABLE,
             )
         except GONE:
+            first = written.acknowledged
             stop.wait(0.005)
         else:
-            ledger.acknowledge(written, last)
+            first = last
+            if is_accepted:
+                ledger.accept()
+            else:
+                # With all that was accepted before.
+                ledger.acknowledge(written, last)
 
 
 def check(client: CacheClient, written: Written) -> None:
@@ -195,9 +208,11 @@ def test_acknowledged_commits_survive_kills_at_random_moments(service: ServicePr
         figures = checker.stats()
     blocks = sum(written.acknowledged for written in ledger.chains())
     print(
-        f"{ROUNDS} kills, {ledger.commits} commits, {blocks} blocks acknowledged, {ledger.fetches} chains read meanwhile"
+        f"{ROUNDS} kills, {ledger.commits} commits, {blocks} blocks acknowledged, {ledger.accepted} commits before they were durable, "
+        f"{ledger.fetches} chains read meanwhile"
     )
     assert figures["leases"] == 0
     assert figures["damaged_total"] == 0
     assert figures["blocks"] >= blocks
     assert ledger.commits >= ROUNDS
+    assert ledger.accepted

@@ -3,126 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from kvstore.core import FetchItem, Gone, ReserveOutcome
+from kvstore.core import FetchItem, Gone, ReserveOutcome, Written
+from kvstore.core.accepted import accepted_place, is_accepted
 from kvstore.plan import Coverage
 from kvstore.profile.layout import rows_edge, rows_needed
 from kvstore.store.base import Place
 from kvstore.types import BlockKey, ItemId, ItemKind, Lineage, NamespaceDigest, StateSource, Tier
 from tests.support.core import TINY, B, CoreRig, checks_of, identity
+from tests.support.core_model import Block, Kept, LeaseModel, Model, Name, ReservationModel
 
 RETENTION = 72 * 3600.0
 SESSIONS = st.sampled_from(["a", "b"])
 # Weighted so that most chains are stored, shared and found again.
 SPACES = st.sampled_from([0, 0, 0, 1])
 PATHS = st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=5).map(tuple)
-KINDS = (ItemKind.STATE, ItemKind.ROWS)
 LINEAGES = st.sampled_from([Lineage.EXACT, Lineage.EXACT, Lineage.BOUNDED])
-
-Name = tuple[int, BlockKey]
-Kept = tuple[Name, ItemKind]
-
-
-@dataclass
-class Block:
-    parent: Name | None
-    lineage: Lineage
-    place: Place
-    used: float
-
-
-@dataclass
-class LeaseModel:
-    session: str
-    space: int
-    keys: list[BlockKey]
-    deadline: float
-    intact: int
-    states: list[Kept]
-    tier: Tier | None = None
-    lost: set[Kept] = field(default_factory=set)
-
-
-@dataclass
-class ReservationModel:
-    session: str
-    space: int
-    items: list[tuple[ItemId, Name | None, Lineage, bool, bool, int]]
-    deadline: float
-    builds_on: set[Name] = field(default_factory=set)
-
-
-@dataclass
-class Model:
-    blocks: dict[Name, Block] = field(default_factory=dict)
-    ssd: dict[Kept, tuple[Lineage, Place]] = field(default_factory=dict)
-    pool: dict[Name, Lineage] = field(default_factory=dict)
-    leases: dict[int, LeaseModel] = field(default_factory=dict)
-    reservations: dict[int, ReservationModel] = field(default_factory=dict)
-
-    def chain(self, name: Name | None) -> list[Name]:
-        found = []
-        while name is not None:
-            found.append(name)
-            name = self.blocks[name].parent
-        return found[::-1]
-
-    def is_leased(self, name: Name) -> bool:
-        return any(
-            name in [(lease.space, key) for key in lease.keys[: lease.intact]]
-            for lease in self.leases.values()
-        )
-
-    def state_is_leased(self, kept: Kept, tier: Tier) -> bool:
-        return any(
-            lease.tier is tier and kept in lease.states and kept not in lease.lost
-            for lease in self.leases.values()
-        )
-
-    def is_built_on(self, name: Name) -> bool:
-        return any(name in made.builds_on for made in self.reservations.values())
-
-    def in_flight(self, space: int, item: ItemId) -> ReservationModel | None:
-        return next(
-            (
-                m
-                for m in self.reservations.values()
-                if m.space == space and any(i == item for i, *_ in m.items)
-            ),
-            None,
-        )
-
-    def use(self, name: Name, now: float) -> None:
-        for each in self.chain(name):
-            self.blocks[each].used = max(self.blocks[each].used, now)
-
-    def lose_state(self, kept: Kept, tier: Tier) -> None:
-        if tier is Tier.SSD:
-            self.ssd.pop(kept, None)
-        else:
-            self.pool.pop(kept[0], None)
-        for lease in self.leases.values():
-            if lease.tier is tier and kept in lease.states:
-                lease.lost.add(kept)
-
-    def lose_block(self, name: Name) -> None:
-        assert not any(block.parent == name for block in self.blocks.values()), (
-            "a block left before its child"
-        )
-        assert not any((name, kind) in self.ssd for kind in KINDS), "a block left before its states"
-        self.lose_state((name, ItemKind.STATE), Tier.POOL)
-        del self.blocks[name]
-        for lease in self.leases.values():
-            if lease.space == name[0] and name[1] in lease.keys[: lease.intact]:
-                lease.intact = lease.keys.index(name[1])
-
-    def below(self, name: Name) -> set[Name]:
-        return {each for each in self.blocks if name in self.chain(each)}
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -153,6 +53,7 @@ class CoreMachine(RuleBasedStateMachine):
             else:
                 assert self.model.blocks[name].place == each.place
                 assert by_force or not (self.model.is_leased(name) or self.model.is_built_on(name))
+                assert by_force or not self.model.is_accepted(name)
                 self.model.lose_block(name)
 
     def replaceable(self, name: Name, lineage: Lineage) -> bool:
@@ -213,7 +114,7 @@ class CoreMachine(RuleBasedStateMachine):
         promised = {
             (m.space, i.key)
             for m in self.model.reservations.values()
-            if m.session == session
+            if m.session == session and not m.is_void
             for i, *_ in m.items
             if i.kind is ItemKind.BLOCK
         }
@@ -241,7 +142,15 @@ class CoreMachine(RuleBasedStateMachine):
                 done = held and not (to_pool or to_ssd)
                 ready = held or name in promised
             flying = self.model.in_flight(space, item.item_id)
-            if done:
+            waits = (
+                self.model.is_accepted(name)
+                if item.kind is ItemKind.BLOCK
+                else item.to_ssd and self.model.state_is_accepted((name, item.kind))
+            )
+            if done and waits:
+                assert flying is not None, "what is not durable is being written"
+                expected = ReserveOutcome.IN_FLIGHT
+            elif done:
                 expected = ReserveOutcome.HELD
             elif item.kind is not ItemKind.BLOCK and not ready:
                 expected = ReserveOutcome.PARENT_MISSING
@@ -278,7 +187,7 @@ class CoreMachine(RuleBasedStateMachine):
         if made is None:
             return
         core, now = self.rig.core, self.rig.clock.wall()
-        results = {}
+        results: dict[ItemId, Written] = {}
         listed = core.commit_list(number, made.session)
         assert [(g.item.item_id, g.item.to_pool, g.item.to_ssd) for g in listed] == [
             (item, pool, ssd if item.kind is ItemKind.STATE else True)
@@ -286,23 +195,30 @@ class CoreMachine(RuleBasedStateMachine):
         ]
         for granted in listed[int(drop_first) :]:
             results[granted.item.item_id] = self.rig.written(granted.item)
+        self.settle(number, made, results)
         report = core.committed(number, made.session, results, **self.rig.now)
         visible, discard = [], []
         for item, parent, lineage, to_pool, to_ssd, length in made.items:
             written, name = results.get(item), (made.space, item.key)
             if written is None:
                 continue
+            if made.is_void:
+                discard += [written.place] if written.place is not None else []
+                continue
             held = name in self.model.blocks
             if item.kind is ItemKind.BLOCK:
                 assert written.place is not None
-                if held:
+                if held and self.model.blocks[name].place == written.place:
+                    visible.append(item)
+                    self.model.use(name, now)
+                elif held:
                     visible.append(item)
                     self.model.use(name, now)
                     block = self.model.blocks[name]
                     discard.append(block.place if self.replaceable(name, lineage) else written.place)
                     if self.replaceable(name, lineage):
                         block.place, block.lineage = written.place, lineage
-                elif parent is None or parent in self.model.blocks:
+                elif parent is None or (parent in self.model.blocks and not self.model.is_accepted(parent)):
                     visible.append(item)
                     self.model.blocks[name] = Block(parent, lineage, written.place, now)
                     self.model.use(name, now)
@@ -310,26 +226,115 @@ class CoreMachine(RuleBasedStateMachine):
                     discard.append(written.place)
             elif not held:
                 discard += [written.place] if to_ssd else []
+            elif to_ssd and self.model.is_accepted(name):
+                # Its block's commit began later, and it is not durable before that one is.
+                self.model.use(name, now)
+                assert written.place is not None
+                discard.append(written.place)
+                if to_pool:
+                    visible.append(item)
             else:
                 visible.append(item)
                 self.model.use(name, now)
                 if to_ssd:
                     kept = (name, item.kind)
-                    if kept in self.model.ssd and not self.state_replaceable(kept, lineage, length):
+                    if kept in self.model.ssd and self.model.ssd[kept][1] == written.place:
+                        pass
+                    elif kept in self.model.ssd and not self.state_replaceable(kept, lineage, length):
                         discard.append(written.place)
                     else:
                         if kept in self.model.ssd:
                             discard.append(self.model.ssd[kept][1])
                             self.model.lose_state(kept, Tier.SSD)
                         self.model.ssd[kept] = (lineage, written.place)
-                if to_pool and (name not in self.model.pool or self.pool_replaceable(name, lineage)):
-                    self.model.pool[name] = lineage
+            if to_pool and held and (name not in self.model.pool or self.pool_replaceable(name, lineage)):
+                self.model.pool[name] = lineage
         assert list(report.visible) == visible
         assert list(report.discard) == discard
 
+    @rule(number=reservations, drop_first=st.booleans())
+    def accept(self, number: int, drop_first: bool) -> None:
+        made = self.model.reservations.get(number)
+        if made is None or made.is_writing:
+            return
+        core, now = self.rig.core, self.rig.clock.wall()
+        arrived = [
+            (each, Written(checks_of(each.item.key), None, self.rig.written(each.item).payload))
+            for each in core.commit_list(number, made.session)
+        ][int(drop_first) :]
+        visible = core.accept(number, made.session, arrived, **self.rig.now)
+        made.is_writing, expected = True, []
+        for granted, _ in arrived:
+            item, name = granted.item.item_id, (made.space, granted.item.key)
+            place = accepted_place(number, granted.index, granted.item.length)
+            parent = None
+            if item.kind is ItemKind.BLOCK:
+                if granted.item.parent != self.digests[made.space]:
+                    parent = (made.space, BlockKey(granted.item.parent))
+                if name in self.model.blocks or not (parent is None or parent in self.model.blocks):
+                    continue
+                self.model.blocks[name] = Block(parent, granted.item.lineage, place, now)
+                made.accepted.append(item)
+            else:
+                kept = (name, item.kind)
+                if name not in self.model.blocks or (granted.item.to_ssd and kept in self.model.ssd):
+                    continue
+                if granted.item.to_ssd:
+                    self.model.ssd[kept] = (granted.item.lineage, place)
+                    made.accepted.append(item)
+                if granted.item.to_pool and (
+                    name not in self.model.pool or self.pool_replaceable(name, granted.item.lineage)
+                ):
+                    self.model.pool[name] = granted.item.lineage
+            self.model.use(name, now)
+            expected.append(item)
+        assert visible == expected
+
+    def settle(self, number: int, made: ReservationModel, results: dict[ItemId, Written]) -> None:
+        """What was accepted is durable where it was written and all above it is durable; else it is gone, with all below it."""
+        moved: dict[Place, Place] = {}
+        lost: set[Kept] = set()
+        for item in made.accepted:
+            written, name = results.get(item), (made.space, item.key)
+            place = None if written is None else written.place
+            if item.kind is ItemKind.BLOCK:
+                block = self.model.blocks.get(name)
+                if block is None or not is_accepted(block.place.segment_id) or (name, item.kind) in lost:
+                    continue
+                parent = block.parent
+                if place is None or (parent is not None and self.model.is_accepted(parent)):
+                    below = self.model.below(name)
+                    lost |= {(each, ItemKind.BLOCK) for each in below}
+                    lost |= {kept for kept in self.model.ssd if kept[0] in below}
+                else:
+                    moved[block.place] = place
+                    block.place = place
+                continue
+            kept = (name, item.kind)
+            if not self.model.state_is_accepted(kept) or kept in lost:
+                continue
+            if place is None or self.model.is_accepted(name):
+                lost.add(kept)
+            else:
+                moved[self.model.ssd[kept][1]] = place
+                self.model.ssd[kept] = (self.model.ssd[kept][0], place)
+        gone: list[Gone] = []
+        told: dict[Place, Place] = {}
+        for step in self.rig.core.settling(number, made.session, results):
+            told |= step.moved
+            gone += step.gone
+        assert told == moved
+        assert {
+            ((self.digests.index(each.namespace), each.item.key), each.item.kind) for each in gone
+        } == lost
+        self.gone(gone, by_force=True)
+
     @rule(number=consumes(reservations))
     def abort(self, number: int) -> None:
-        made = self.model.reservations.pop(number, None)
+        made = self.model.reservations.get(number)
+        if made is not None and made.is_writing:
+            return
+        self.model.reservations.pop(number, None)
         back = self.rig.core.abort(number, made.session if made else "a")
         assert [each.item for each in back] == ([item for item, *_ in made.items] if made else [])
 
@@ -443,7 +448,11 @@ class CoreMachine(RuleBasedStateMachine):
     def end_session(self, session: str) -> None:
         ended = self.rig.core.end_session(session, self.rig.clock.monotonic())
         leases = [number for number, lease in self.model.leases.items() if lease.session == session]
-        made = [number for number, each in self.model.reservations.items() if each.session == session]
+        made = [
+            number
+            for number, each in self.model.reservations.items()
+            if each.session == session and not each.is_writing
+        ]
         assert (ended.leases, ended.reservations) == (len(leases), len(made))
         for number in leases:
             del self.model.leases[number]
@@ -461,7 +470,12 @@ class CoreMachine(RuleBasedStateMachine):
             # Then nothing is left that could go.
             parents = {block.parent for block in self.model.blocks.values()}
             for name in self.model.blocks:
-                assert name in parents or self.model.is_leased(name) or self.model.is_built_on(name)
+                assert (
+                    name in parents
+                    or self.model.is_leased(name)
+                    or self.model.is_built_on(name)
+                    or self.model.is_accepted(name)
+                )
 
     @rule(seconds=st.sampled_from([0.3, 0.3, 5.0, 5.0, 61.0, 3600.0, RETENTION / 2, RETENTION]))
     def time_passes(self, seconds: float) -> None:
@@ -471,7 +485,11 @@ class CoreMachine(RuleBasedStateMachine):
         assert self.rig.core.expire_leases(now) == len(due)
         for number in due:
             del self.model.leases[number]
-        late = [number for number, made in self.model.reservations.items() if made.deadline <= now]
+        late = [
+            number
+            for number, made in self.model.reservations.items()
+            if made.deadline <= now and not made.is_writing
+        ]
         back = self.rig.core.expire_reservations(now)
         assert len(back) == sum(len(self.model.reservations[number].items) for number in late)
         for number in late:
@@ -502,8 +520,11 @@ class CoreMachine(RuleBasedStateMachine):
         if space is None:
             return
         cleared, _ = self.rig.core.clear(self.digests[space])
-        for number in [number for number, made in self.model.reservations.items() if made.space == space]:
-            del self.model.reservations[number]
+        for number, made in list(self.model.reservations.items()):
+            if made.space == space and made.is_writing:
+                made.is_void = True
+            elif made.space == space:
+                del self.model.reservations[number]
         self.gone(list(cleared.gone), by_force=True)
         on_ssd = [name for name, _ in self.model.ssd]
         assert not [name for name in (*self.model.blocks, *on_ssd, *self.model.pool) if name[0] == space]
@@ -530,7 +551,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(choice=st.integers(0, 100), lose=st.booleans())
     def clean_a_segment(self, choice: int, lose: bool) -> None:
-        segments = sorted(self.rig.core.items_in_segments())
+        segments = sorted(each for each in self.rig.core.items_in_segments() if not is_accepted(each))
         if not segments:
             return
         segment = segments[choice % len(segments)]
@@ -555,11 +576,21 @@ class CoreMachine(RuleBasedStateMachine):
     def the_laws_hold(self) -> None:
         self.rig.core.check_integrity()
         stats, model = self.rig.core.statistics(), self.model
-        rows = [place.length for (_, kind), (_, place) in model.ssd.items() if kind is ItemKind.ROWS]
+        waiting = [name for name in model.blocks if model.is_accepted(name)]
+        waiting_states = [kept for kept in model.ssd if model.state_is_accepted(kept)]
+        rows = [
+            place.length
+            for kept, (_, place) in model.ssd.items()
+            if kept[1] is ItemKind.ROWS and kept not in waiting_states
+        ]
         assert (stats.blocks, stats.ssd_states, stats.pool.states) == (
-            len(model.blocks),
-            len(model.ssd),
+            len(model.blocks) - len(waiting),
+            len(model.ssd) - len(waiting_states),
             len(model.pool),
+        )
+        assert (stats.accepted_blocks, stats.accepted_states) == (len(waiting), len(waiting_states))
+        assert stats.accepted_bytes == sum(model.blocks[name].place.length for name in waiting) + sum(
+            model.ssd[kept][1].length for kept in waiting_states
         )
         assert (stats.rows, stats.rows_bytes) == (len(rows), sum(rows))
         assert (stats.leases, stats.reservations) == (len(model.leases), len(model.reservations))

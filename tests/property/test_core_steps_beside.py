@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from kvstore.core import FetchItem, Lease, Limits
+from kvstore.core import FetchItem, Lease, Limits, Written
+from kvstore.core.accepted import is_accepted
 from kvstore.core.steps import Steps
 from kvstore.errors import LimitExceeded, UnknownLease, UnknownReservation
 from kvstore.types import ItemId, Lineage, Tier
-from tests.support.core import EAGER, B, CoreRig
+from tests.support.core import EAGER, B, CoreRig, checks_of
 
 ACTIONS = 300
 SESSIONS = ("a", "b", "c")
@@ -43,6 +44,9 @@ class Machine:
         self.beside: list[tuple[str, Steps[Any, Any]]] = []
         """By whom, "" for the service itself."""
         self.reserved: list[tuple[int, str]] = []
+        self.accepted: set[int] = set()
+        """Of those reserved, what is to be committed, whatever ends."""
+        self.is_clearing = False
         self.leased: list[Leased] = []
 
     @property
@@ -59,6 +63,7 @@ class Machine:
             (self.expire, 1.0),
             (self.damage, 0.2),
             (self.give_up, 0.3),
+            (self.accept, 1.0),
             (self.write, 2.0),
         ]
         [action] = self.random.choices(
@@ -114,6 +119,23 @@ class Machine:
             gone[1].close()
             self.beside.remove(gone)
 
+    def accept(self) -> None:
+        """Some of what is reserved becomes visible while its write is going to come; not beside a clear."""
+        if not self.reserved or self.is_clearing:
+            return
+        number, session = self.random.choice(self.reserved)
+        try:
+            granted = self.core.commit_list(number, session)
+        except UnknownReservation:
+            return
+        self.accepted.add(number)
+        at = self.random.randrange(len(granted))
+        arrived = [
+            (each, Written(checks_of(each.item.key), None, self.rig.written(each.item).payload))
+            for each in granted[at : at + 5]
+        ]
+        self.core.accept(number, session, arrived, **self.rig.now)
+
     # ---- what the service does ----------------------------------------------------------------------------------
 
     def advance(self) -> None:
@@ -147,7 +169,15 @@ class Machine:
         results = {
             each.item.item_id: self.rig.written(each.item) for each in granted if self.random.random() < 0.9
         }
-        self.begin(self.core.committing(number, session, results, **self.rig.now))
+        self.begin(self.settle_and_commit(number, session, results))
+
+    def settle_and_commit(self, number: int, session: str, results: dict[ItemId, Written]) -> Steps[Any, Any]:
+        """What is told of a place is true of the index then: whoever reads may look there at once."""
+        for step in self.core.settling(number, session, results):
+            assert not {*step.moved} & {each.place for each in step.gone}
+            yield
+        self.accepted.discard(number)
+        yield from self.core.committing(number, session, results, **self.rig.now)
 
     def evict(self) -> None:
         need = self.random.choice((1, 50_000, 10**9))
@@ -157,13 +187,18 @@ class Machine:
 
     def clear(self) -> None:
         if self.random.random() < 0.3:
-            self.begin(self.core.clearing(None), then=lambda: self.core.void_reservations(None))
+            self.is_clearing = True
+            self.begin(self.core.clearing(None), then=self.end_clear)
+
+    def end_clear(self) -> None:
+        self.core.void_reservations(None)
+        self.is_clearing = False
 
     def drop(self) -> None:
         self.begin(self.core.dropping(None, self.random.choice((None, Tier.SSD))))
 
     def clean(self) -> None:
-        segments = list(self.core.items_in_segments())
+        segments = [each for each in self.core.items_in_segments() if not is_accepted(each)]
         if segments:
             segment = self.random.choice(segments)
             items = [item for each in self.leased for item in self.items_of(each.lease)]
@@ -211,7 +246,10 @@ class Machine:
             assert all(was is None or now is None or same(was) == same(now) for was, now in pairs)
 
     def end(self) -> None:
-        while self.writing is not None or self.beside:
+        while self.writing is not None or self.beside or self.accepted:
+            self.reserved = [each for each in self.reserved if each[0] in self.accepted]
+            if self.writing is None:
+                self.commit()
             self.step()
         for session in SESSIONS:
             self.core.end_session(session, self.now)
@@ -229,7 +267,7 @@ def same(item: FetchItem) -> tuple[ItemId, Lineage, object]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_comes_between_two_steps_the_laws_hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("leaving", "showing", "writing", "ending", "reservations"):
+    for module in ("accepting", "leaving", "showing", "writing", "ending", "reservations"):
         monkeypatch.setattr(f"kvstore.core.{module}.ITEMS_AT_ONCE", 3)
     monkeypatch.setattr("kvstore.core.leaving.VISITS_AT_ONCE", 7)
     machine = Machine(seed)

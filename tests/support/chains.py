@@ -10,7 +10,7 @@ from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.prefix.keys import block_keys
 from kvstore.profile.layout import state_layout
 from kvstore.profile.registry import get_profile
-from kvstore.types import ItemKind
+from kvstore.types import Durability, ItemKind
 from kvstore_client import CacheClient, Committed, FetchedItem, Lookup, OpenedNamespace, ReserveItem
 
 
@@ -71,13 +71,14 @@ class Chain:
         last: int | None = None,
         states: Collection[int] = (),
         to_pool: bool = False,
+        durability: Durability = Durability.DURABLE,
     ) -> Committed:
         """Reserve, write and commit blocks [first, last) and the states at the ends of the blocks in `states`."""
         items = [self.block_item(i) for i in range(first, len(self.keys) if last is None else last)]
         items += [self.state_item(i, to_pool=to_pool) for i in states]
         with client.reserve(self.namespace.digest, items) as reservation:
             reservation.write({i: self.payload(items[i]) for i in reservation.granted})
-            return reservation.commit()
+            return reservation.commit(durability)
 
     def right_bytes(self, item: FetchedItem) -> bytes:
         """What `item` must hold."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvstore.clock import SystemClock
 from kvstore.config import ServiceConfig
+from kvstore.errors import KvstoreError
 from kvstore.service.server import run_service
 from kvstore.store.device import Device, DeviceFile, PosixDevice
 from kvstore.types import BytesLike
@@ -81,6 +82,49 @@ class _HeldFile:
 
     def pwritev(self, offset: int, parts: Sequence[BytesLike]) -> int:
         return self._file.pwritev(offset, parts)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class SyncHeldDevice(PosixDevice):
+    """Syncs of bulk files stand still while it is held; `error`, where one is set, is how they end then."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._going = threading.Event()
+        self._going.set()
+        self.error: KvstoreError | None = None
+
+    def hold(self) -> None:
+        self._going.clear()
+
+    def let_go(self, error: KvstoreError | None = None) -> None:
+        self.error = error
+        self._going.set()
+
+    def end_sync(self) -> None:
+        assert self._going.wait(60), "nobody let the device go"
+        if self.error is not None:
+            raise self.error
+
+    def create(self, name: str, *, bulk: bool = False) -> DeviceFile:
+        made = super().create(name, bulk=bulk)
+        return _SyncHeldFile(made, self) if bulk else made
+
+    def open(self, name: str, *, bulk: bool = False) -> DeviceFile | None:
+        found = super().open(name, bulk=bulk)
+        return _SyncHeldFile(found, self) if bulk and found is not None else found
+
+
+class _SyncHeldFile:
+    def __init__(self, file: DeviceFile, device: SyncHeldDevice) -> None:
+        self._file = file
+        self._device = device
+
+    def sync(self) -> None:
+        self._file.sync()
+        self._device.end_sync()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)

@@ -7,7 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -375,7 +375,7 @@ async def test_stopping_early_and_a_lease_that_ends_meanwhile_leave_nothing_pinn
 async def test_a_state_of_the_pool_is_copied_for_who_asks_and_found_by_nobody() -> None:
     memory = BlockCache(ROOMY)
     with rig(1, memory=memory) as made:
-        pooled = replace(item(7, None, payload_of(7)), item=ItemId(key_of(7), ItemKind.STATE))
+        pooled = item(7, None, payload_of(7))._replace(item=ItemId(key_of(7), ItemKind.STATE))
         slot = await made.reader.copied(pooled, "tenant")
         assert slot is not None
         assert slot.payload == payload_of(7)

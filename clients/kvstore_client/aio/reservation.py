@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from kvstore.types import BytesLike
+from kvstore.types import BytesLike, Durability
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.aio.link import AsyncConnection, AsyncLink
-from kvstore_client.reservation import Claim
+from kvstore_client.reservation import Claim, commit_request, committed
 from kvstore_client.values import Committed, ReserveItem
 from kvstore_client.write_messages import size_of, write_frames, write_seconds
 
@@ -43,7 +43,7 @@ class AsyncReservation(Claim):
             timeout=write_seconds(self._link.deadlines, size_of(items)),
         )
 
-    async def commit(self) -> Committed:
+    async def commit(self, durability: Durability = Durability.DURABLE) -> Committed:
         """As Reservation.commit."""
         if self.id == 0:
             return Committed(0, 0)
@@ -51,11 +51,11 @@ class AsyncReservation(Claim):
         reply = await self._link.call(
             self._connection,
             "Commit",
-            pb.CommitRequest(reservation_id=self.id),
+            commit_request(self.id, durability),
             timeout=self._link.deadlines.commit,
         )
         self._ended = True
-        return Committed(reply.items, reply.bytes, tuple(reply.left_out))
+        return committed(reply)
 
     async def abort(self) -> bool:
         """As Reservation.abort."""

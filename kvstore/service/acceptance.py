@@ -1,0 +1,134 @@
+"""What is visible before it is durable: while it is being written a copy in memory, which clients map, stands for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kvstore.core import CommitReport, FetchItem, Granted, Written
+from kvstore.core.accepted import accepted_place
+from kvstore.core.accepting import Settled
+from kvstore.memory import Slot
+from kvstore.service.frames import Incoming
+from kvstore.service.turns import by_turns, in_parts
+from kvstore.service.uploads import Upload
+from kvstore.store.base import Place
+from kvstore.types import Durability, ItemId
+
+if TYPE_CHECKING:
+    from kvstore.service.engine import Engine
+
+Pair = tuple[Granted, Incoming]
+
+
+class Acceptance:
+    """Of all uploads. The copies stay until their write is over; then they are like others that were read."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._kept: dict[int, list[tuple[Place, Slot]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def accept(self, upload: Upload) -> CommitReport | None:
+        """Its commit is in the writer's queue: show what it has brought. None where not all of that can be seen now: so much waits
+        for the disk already, memory has no room for it, or there is something of it. The rest is visible when it is durable."""
+        engine = self._engine
+        if engine.staging.is_crowded(upload.session):
+            # Who is not answered brings no more: a writer that is faster than the disk waits here, and is not refused.
+            return self._none()
+        pairs = [(upload.granted[index], upload.arrived[index]) for index in sorted(upload.arrived)]
+        kept = await self._copied(upload, [pair for pair in pairs if pair[0].item.to_ssd])
+        if kept is None:
+            return self._none()
+        if not engine.core.is_open(upload.reservation_id):
+            self._let_go(kept)
+            return self._none()
+        self._kept[upload.reservation_id] = kept
+        visible: list[ItemId] = []
+        size = 0
+        async for part in in_parts(pairs):
+            # Others had a turn: its write may be over, and a clear takes no newcomers.
+            if engine.registry.is_clearing or not engine.core.is_open(upload.reservation_id):
+                return self._none()
+            now = engine.time.monotonic()
+            shown = engine.core.accept(
+                upload.reservation_id,
+                upload.session,
+                [(granted, _written(granted, incoming)) for granted, incoming in part],
+                now_mono=now,
+                now_wall=engine.time.wall_at(now),
+            )
+            engine.flights.published(upload.namespace, shown)
+            visible += shown
+            size += sum(granted.item.length for granted, _ in part)
+        engine.counts["accepted_items_total"] += len(visible)
+        if len(visible) < len(pairs):
+            return self._none()
+        engine.counts["accepted_bytes_total"] += size
+        return CommitReport(visible, (), size, durability=Durability.ACCEPTED)
+
+    async def settle(self, upload: Upload, results: Mapping[ItemId, Written]) -> None:
+        """Its write is over: what was accepted lies where it says, or is taken back."""
+        engine = self._engine
+
+        def settled(step: Settled) -> None:
+            engine.reader.moved(step.moved)
+            engine.discard(step.gone)
+
+        await by_turns(engine.core.settling(upload.reservation_id, upload.session, results), settled)
+
+    def end(self, reservation_id: int) -> None:
+        """Its reservation has ended."""
+        self._let_go(self._kept.pop(reservation_id, ()))
+
+    def _none(self) -> CommitReport | None:
+        self._engine.counts["accepted_as_durable_total"] += 1
+        return None
+
+    async def _copied(self, upload: Upload, pairs: Sequence[Pair]) -> list[tuple[Place, Slot]] | None:
+        """Copies of all of them, pinned, at the places at which they are going to be found; None without room."""
+        engine = self._engine
+        domain = engine.core.namespace(upload.namespace).identity.tenant_salt
+        kept: list[tuple[Place, Slot]] = []
+        is_whole = False
+        try:
+            async for part in in_parts(pairs):
+                items = [_item(upload, granted, incoming) for granted, incoming in part]
+                slots = await engine.reader.kept(items, domain, engine.threads)
+                if slots is None:
+                    return None
+                kept += zip((_place(upload, granted) for granted, _ in part), slots, strict=True)
+            is_whole = True
+            return kept
+        finally:
+            if not is_whole:
+                self._let_go(kept)
+
+    def _let_go(self, kept: Sequence[tuple[Place, Slot]]) -> None:
+        memory = self._engine.reader.memory
+        if memory is not None and kept:
+            # Those that were settled are found by other places now.
+            memory.forget(place for place, _ in kept)
+            memory.unpin(slot for _, slot in reversed(kept))
+
+
+def _place(upload: Upload, granted: Granted) -> Place:
+    return accepted_place(upload.reservation_id, granted.index, granted.item.length)
+
+
+def _item(upload: Upload, granted: Granted, incoming: Incoming) -> FetchItem:
+    item = granted.item
+    return FetchItem(
+        item.item_id,
+        item.position,
+        item.lineage,
+        incoming.checks,
+        _place(upload, granted),
+        incoming.payload(),
+    )
+
+
+def _written(granted: Granted, incoming: Incoming) -> Written:
+    return Written(incoming.checks, None, incoming.payload() if granted.item.to_pool else None)
