@@ -25,3 +25,12 @@ def require():
         pytest.skip(f"{name}: {why}")
 
     return check
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each file to one process, so that what a module starts for all its tests is started once; but for long tests that share
+    nothing, which fill up whichever process is free."""
+    for item in items:
+        if item.get_closest_marker("apart") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
