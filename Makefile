@@ -40,7 +40,7 @@ demo: $(VENV)/.workers
 	$(BIN)/kvstore demo $(ARGS)
 
 test: $(VENV)/.test $(VENV)/.proto-tools
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: lint types layers
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 # gRPC reads it when it is imported. Its own fork handlers crash the child of a process with an asynchronous channel over TCP
 # now and then (grpcio 1.85); without them a child that leaves gRPC alone, as ours are made to, is safe.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+APART = frozenset({"test_simulate_traces.py"})
 
 REQUIRED = frozenset(filter(None, os.environ.get("KVSTORE_REQUIRE", "").split(",")))
 
@@ -27,10 +32,14 @@ def require():
     return check
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class ByFile(LoadScopeScheduling):
     """Each file to one process, so that what a module starts for all its tests is started once; but for long tests that share
     nothing, which fill up whichever process is free."""
-    for item in items:
-        if item.get_closest_marker("apart") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return nodeid if Path(file).name in APART else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    return ByFile(config, log)

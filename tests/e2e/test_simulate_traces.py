@@ -13,7 +13,7 @@ from kvstore.config import parse_time
 from kvstore.simulate.formats import LoadedLog, load_log
 from kvstore.simulate.study import Question, Study
 
-pytestmark = [pytest.mark.slow, pytest.mark.apart]
+pytestmark = pytest.mark.slow
 
 CHAT_LOG = "mooncake_conversation.jsonl.gz"
 SIZES = ("1%", "3%", "10%", "30%")
