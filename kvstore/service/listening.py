@@ -19,7 +19,8 @@ from kvstore.service.admin_servicer import AdminServicer
 from kvstore.service.cache_servicer import CacheServicer
 from kvstore.service.engine import Engine
 from kvstore.service.handlers import handlers
-from kvstore.service.tcp import TcpEnd, others_may_read
+from kvstore.service.process import others_may_read
+from kvstore.service.tcp import TcpEnd
 from kvstore.service.tokens import TokenCheck, keep_metadata_out_of_the_log
 from kvstore.v1 import cache_pb2
 
@@ -166,7 +167,7 @@ class Listeners:
                 value=end.address(),
                 allowed="HOST:PORT of this machine that is free; port 0 for any",
             ) from error
-        if end.pair is not None and others_may_read(engine.config.tls_key):
+        if end.pair is not None and others_may_read(Path(engine.config.tls_key).stat()):
             log.warning("the key %s may be read by others than this user", engine.config.tls_key)
         level = logging.INFO if end.pair and end.tokens else logging.WARNING
         log.log(level, "listening on tcp://%s (%s)", end.address(port), end.about)

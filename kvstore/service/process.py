@@ -10,7 +10,7 @@ import os
 import resource
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +112,22 @@ def check_space(directory: Path, *, need_bytes: int, budget_bytes: int) -> None:
             directory,
             free + held,
         )
+
+
+def others_may_read(status: os.stat_result) -> bool:
+    """Whether others than this user, and root, may read a file."""
+    groups = {os.getegid(), *os.getgroups()}
+    return is_open(
+        stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, user=os.geteuid(), groups=groups
+    )
+
+
+def is_open(mode: int, owner: int, group: int, *, user: int, groups: Set[int]) -> bool:
+    """Whether others than `user` may use a file. One of root's that only a group of ours may read is how clusters hand
+    over a secret to a process that is not root's."""
+    if owner == 0 and user != 0 and group in groups:
+        mode &= ~stat.S_IRGRP
+    return bool(mode & 0o077)
 
 
 @contextmanager

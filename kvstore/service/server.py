@@ -363,7 +363,7 @@ class _Service:
         recovery = self._recovery
         log.info(
             "ready: %d blocks, %d states, %d namespaces; index %.0f bytes a block; recovery %.2f s%s; torn %d bytes, "
-            "damaged %d records, dropped %d; directory %s; sockets %s, %s",
+            "damaged %d records, dropped %d; directory %s; sockets %s and %s",
             report.blocks,
             report.states,
             report.namespaces,
@@ -374,7 +374,7 @@ class _Service:
             recovery.damaged_records,
             len(report.discard),
             self._places.directory,
-            self._places.socket.name,
+            self._places.socket,
             self._places.session_socket.name,
         )
         _warn_of_losses(recovery)
