@@ -49,6 +49,7 @@ class ServiceProcess:
     def __init__(self, directory: Path, **options: Any) -> None:
         self.directory = directory
         self.options = {**SMALL, **options, "dir": str(directory)}
+        self.sockets = Path(options.get("sockets", directory))
         self._log = directory.with_name(directory.name + ".log")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -64,7 +65,7 @@ class ServiceProcess:
 
     @property
     def target(self) -> str:
-        return f"unix:{self.directory / 'kvstore.sock'}"
+        return f"unix:{self.sockets / 'kvstore.sock'}"
 
     def start(self, *, wait: bool = True) -> Self:
         assert self._process is None, "the service runs already"
