@@ -189,6 +189,11 @@ class ServiceConfig:
         "", parse_text, "HOST:PORT for gRPC health checks in plaintext, and nothing else; empty: none"
     )
     log_format: str = _option("text", parse_text, "lines of the log: text or json")
+    otlp: str = _option(
+        "",
+        parse_text,
+        "URL of a collector that takes spans of calls, as in http://collector:4318; empty: none",
+    )
     listen: str = _option(
         "",
         parse_text,

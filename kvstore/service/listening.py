@@ -20,6 +20,7 @@ from kvstore.service.cache_servicer import CacheServicer
 from kvstore.service.engine import Engine
 from kvstore.service.handlers import handlers
 from kvstore.service.process import others_may_read
+from kvstore.service.spans import Spans
 from kvstore.service.tcp import TcpEnd
 from kvstore.service.tokens import TokenCheck, keep_metadata_out_of_the_log
 from kvstore.v1 import cache_pb2
@@ -81,6 +82,7 @@ class Listeners:
         *,
         tcp: TcpEnd | None,
         probes: tuple[str, int] | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self._engine = engine
         self._socket = socket
@@ -88,6 +90,7 @@ class Listeners:
         self._sessions: asyncio.Server | None = None
         self._tcp = tcp
         self._probes = probes
+        self._spans = spans
         self._health = health.aio.HealthServicer()
         self._servers: list[grpc.aio.Server] = []
 
@@ -196,7 +199,7 @@ class Listeners:
         """The services of the contract, each with its servicer, health, and a list for who asks what is there."""
         by_name = _ByName(server)
         for name, servicer in services:
-            found = handlers(name, servicer, around=self._engine.slow.around)
+            found = handlers(name, servicer, around=self._around)
             full_name = cache_pb2.DESCRIPTOR.services_by_name[name].full_name
             by_name.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(full_name, found),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, by_name)
@@ -205,6 +208,10 @@ class Listeners:
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
             reflection.aio.ReflectionServicer(names), by_name
         )
+
+    def _around(self, name: str, method: Any) -> Any:
+        timed = self._engine.slow.around(name, method)
+        return timed if self._spans is None else self._spans.around(name, timed)
 
     def _message_limits(self) -> list[tuple[str, Any]]:
         received = max(RECEIVED_BYTES_MIN, RECEIVED_BYTES_PER_KEY * self._engine.config.keys)

@@ -15,6 +15,7 @@ from kvstore.service.status import Context
 
 LOG_FORMATS = ("text", "json")
 REQUEST_METADATA = "x-request-id"
+_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
@@ -32,17 +33,27 @@ class LoggedCall:
     @property
     def request_id(self) -> str:
         if not self._request_id:
-            sent = dict(self._context.invocation_metadata() or ()).get(REQUEST_METADATA, "")
-            is_shown = isinstance(sent, str) and _REQUEST_ID.fullmatch(sent)
-            self._request_id = str(sent) if is_shown else secrets.token_hex(8)
+            sent = self._sent(REQUEST_METADATA)
+            self._request_id = sent if _REQUEST_ID.fullmatch(sent) else secrets.token_hex(8)
         return self._request_id
+
+    @property
+    def trace_id(self) -> str:
+        """Empty where the caller has no trace."""
+        found = _TRACE.fullmatch(self._sent("traceparent"))
+        return found[1] if found else ""
+
+    def _sent(self, name: str) -> str:
+        value = dict(self._context.invocation_metadata() or ()).get(name, "")
+        return value if isinstance(value, str) else ""
 
 
 CURRENT_CALL: ContextVar[LoggedCall | None] = ContextVar("kvstore_call", default=None)
 
 
 class JsonLines(logging.Formatter):
-    """Keys: time (UTC), level, logger, message; call and request_id where a call is served; error, a traceback."""
+    """Keys: time (UTC), level, logger, message; call, request_id and trace_id where a call is served;
+    error, a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -54,6 +65,8 @@ class JsonLines(logging.Formatter):
         }
         if (call := CURRENT_CALL.get()) is not None:
             line |= {"call": call.name, "request_id": call.request_id}
+            if call.trace_id:
+                line["trace_id"] = call.trace_id
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)

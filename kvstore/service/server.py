@@ -46,6 +46,7 @@ from kvstore.service.process import (
 )
 from kvstore.service.reader import Reader
 from kvstore.service.registry import Registry
+from kvstore.service.spans import spans_to
 from kvstore.service.statuspage import status
 from kvstore.service.tcp import tcp_end
 from kvstore.service.timekeeping import ServiceTime
@@ -138,6 +139,7 @@ async def run_service(
     if config.metrics:
         split_address(config.metrics)
     probes = split_address(config.health, field="health") if config.health else None
+    spans = spans_to(config.otlp)
     tcp = tcp_end(config)
     segment_bytes = segment_bytes_for(config.disk, config.segment or None)
     stop = _stop_event() if stop is None else stop
@@ -148,6 +150,8 @@ async def run_service(
         )
         reader_threads = ends.enter_context(ThreadPoolExecutor(READER_THREADS, "kvstore-reader"))
         copier_threads = ends.enter_context(ThreadPoolExecutor(COPIER_THREADS, "kvstore-copier"))
+        if spans is not None:
+            ends.push_async_callback(loop.run_in_executor, copier_threads, spans.end)
         time = ServiceTime(clock)
         try:
             store, recovery = await loop.run_in_executor(
@@ -177,7 +181,9 @@ async def run_service(
             segment_bytes=segment_bytes,
             doors=doors
             or (
-                lambda engine: Listeners(engine, places.socket, places.session_socket, tcp=tcp, probes=probes)
+                lambda engine: Listeners(
+                    engine, places.socket, places.session_socket, tcp=tcp, probes=probes, spans=spans
+                )
             ),
         )
         # The service lets go of it once it is loaded.

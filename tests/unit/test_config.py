@@ -132,6 +132,7 @@ def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
         "metrics",
         "health",
         "log_format",
+        "otlp",
         "listen",
         "tls_cert",
         "tls_key",

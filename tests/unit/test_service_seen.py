@@ -55,6 +55,12 @@ async def test_a_json_line_names_the_call_by_the_callers_own_number() -> None:
     assert line["time"].endswith("Z")
 
 
+async def test_a_json_line_names_the_callers_trace() -> None:
+    traced = await logged_in_a_call(Caller(traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01"))
+    assert traced["trace_id"] == "ab" * 16
+    assert "trace_id" not in await logged_in_a_call(Caller(traceparent="00-xyz"))
+
+
 @pytest.mark.parametrize("sent", [{}, {"x_request_id": "has space"}, {"x_request_id": "x" * 129}])
 async def test_a_call_without_a_number_that_can_be_shown_is_given_one(sent: dict[str, str]) -> None:
     first, second = [await logged_in_a_call(Caller(**sent)) for _ in range(2)]
