@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import threading
 import urllib.error
@@ -25,6 +26,9 @@ ANSWER_BYTES_MAX = 4 << 20
 # Another screen, from its top on, without a cursor; and back.
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 TOP, END_OF_LINE, END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+
+UNKNOWN_SIZE = (80, 24)
+"""Of a terminal that does not say."""
 
 Look = Callable[[], Mapping[str, Any]]
 """A status: `figures`, and where they are known `plans` and `slowest_calls`."""
@@ -83,7 +87,11 @@ def _watch(look: Look, every: float) -> None:
             except KvstoreError as error:
                 before = None
                 lines = [f"no answer: {error}", f"asked again every {every:g} s"]
-            sys.stdout.write(TOP + "".join(f"{line}{END_OF_LINE}\n" for line in lines) + END_OF_SCREEN)
+            # What does not fit is left out: a line that goes on in the next one would move all below it.
+            size = os.get_terminal_size(sys.stdout.fileno())
+            columns, rows = size if all(size) else UNKNOWN_SIZE
+            drawn = "".join(f"{line[:columns]}{END_OF_LINE}\n" for line in lines[: rows - 1])
+            sys.stdout.write(TOP + drawn + END_OF_SCREEN)
             sys.stdout.flush()
             threading.Event().wait(every)
     except KeyboardInterrupt:

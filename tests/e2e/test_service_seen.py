@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
+import subprocess
+import sys
+import termios
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +22,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.cli.main import main
+from kvstore.cli.top import END_OF_LINE, END_OF_SCREEN, ENTER, LEAVE, TOP
 from tests.e2e.service_raw import Chain, Raw
 from tests.support.deployment import ONLY_AFTER_BLOCKS_LEFT, metrics_asked_for
 from tests.support.service import ServiceProcess, short_directory
@@ -147,6 +153,46 @@ def test_top_of_the_metrics_port_knows_plans_and_slow_calls(
     document = json.loads((tmp_path / "t.json").read_text())
     assert document["rates"]["lookups"] == 0
     assert document["figures"]["blocks"] == 3
+
+
+def test_top_on_a_terminal_draws_again_and_again_and_leaves_it_as_it_was(seen: Seen) -> None:
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (12, 40))
+    command = [sys.executable, "-m", "kvstore.cli.main", "top", "--metrics", seen.metrics, "--every", "100ms"]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs) as top:
+        os.close(theirs)
+        shown = b""
+        while shown.count(TOP.encode()) < 3:
+            shown += os.read(ours, 1 << 16)
+        top.send_signal(signal.SIGINT)
+        assert top.wait(20) == 0
+        shown += os.read(ours, 1 << 16)
+    os.close(ours)
+    screen = shown.decode().split(TOP)[1].split(END_OF_SCREEN)[0].replace(END_OF_LINE, "").splitlines()
+    assert shown.decode().startswith(ENTER)
+    assert shown.decode().endswith(LEAVE)
+    assert screen[0].startswith("kvstore ready, up ")
+    assert len(screen) == 11
+    assert max(len(line) for line in screen) == 40
+
+
+def test_a_service_manager_hears_when_calls_are_served_and_not_before(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        directory = stack.enter_context(short_directory())
+        manager = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        manager.bind(str(directory.with_name("notify")))
+        manager.settimeout(30)
+        words = ["serve", "--dir", str(directory), "--disk", "64MiB", "--memory", "128MiB"]
+        service = subprocess.Popen(
+            [sys.executable, "-m", "kvstore.cli.main", *words],
+            env={**os.environ, "NOTIFY_SOCKET": str(directory.with_name("notify"))},
+            stderr=subprocess.DEVNULL,
+        )
+        stack.callback(service.wait, 30)
+        stack.callback(service.terminate)
+        assert manager.recv(64) == b"READY=1"
+        assert main(["stats", "ready", "--dir", str(directory), "--json", str(tmp_path / "s.json")]) == 0
+    assert json.loads((tmp_path / "s.json").read_text())["ready"] == 1
 
 
 @pytest.mark.parametrize(
