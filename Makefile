@@ -11,7 +11,7 @@ JOBS ?= 2
 help:
 	@echo "make demo    an agent session over real files, served from the prefix store"
 	@echo "make test    everything that must hold (needs no GPU, under 10 minutes on two cores)"
-	@echo "make test-deploy  what operators use, with their tools: Helm, Kubernetes' schemas, promtool, systemd, hadolint, a browser"
+	@echo "make test-deploy  what operators use, with their tools: Helm, Kubernetes' schemas, Prometheus, systemd, hadolint, a browser"
 	@echo "make manifests  render ops/deploy/kubernetes/ from the chart again"
 	@echo "make check   format, lint, types, import layers: seconds"
 	@echo "make mutations  break the SSD engine on purpose, one promise at a time; fails unless a test notices each"

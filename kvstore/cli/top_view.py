@@ -134,7 +134,7 @@ def _device(figures: Mapping[str, float]) -> str:
         text += f", {each:.3f} for each byte stored"
     if figures.get("wear_budget_bytes_per_day"):
         left, budget = figures["wear_left_bytes"], figures["wear_budget_bytes_per_day"]
-        text += f"; {rounded(int(left))} of {rounded(int(budget))} a day left"
+        text += f"; {rounded(int(left))} may be written now, {rounded(int(budget))} a day"
     return text if figures["direct_io"] else f"{text}; segments pass through the page cache"
 
 

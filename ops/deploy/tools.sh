@@ -30,17 +30,17 @@ helm() {
 }
 
 # Without installing it: the package would start a server.
-promtool() {
+prometheus() {
     apt-get download prometheus &&
-        dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool &&
-        install -m 755 usr/bin/promtool bin/promtool &&
+        dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool ./usr/bin/prometheus &&
+        install -m 755 usr/bin/prometheus usr/bin/promtool bin/ &&
         rm -rf usr prometheus_*.deb
 }
 
 want hadolint linter
 want kubernetes-validate validator
 want helm helm
-want promtool promtool
+want promtool prometheus
 
 [ -x "$(command -v chromium)" ] || echo "tools: no chromium here; as root: apt-get install --no-install-recommends chromium" >&2
 [ -x "$(command -v systemd-analyze)" ] || echo "tools: no systemd-analyze here; as root: apt-get install --no-install-recommends systemd" >&2
