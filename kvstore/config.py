@@ -114,6 +114,7 @@ class ServiceConfig:
     """Everything that `kvstore serve` can be told. Sizes in bytes, times in seconds."""
 
     dir: str = _option(MISSING, parse_text, "directory that holds everything; made if missing")
+    sockets: str = _option("", parse_text, "directory of the sockets for clients; empty: that of --dir")
     disk: int = _option(32 << 30, parse_size, "disk budget, never exceeded", low=4 << 20, high=MAX_BYTES)
     segment: int = _option(
         0, parse_size, "bytes of one segment file; 0: a sixteenth of the budget, 1MiB to 256MiB", high=1 << 32
@@ -181,7 +182,18 @@ class ServiceConfig:
         "bytes that the drive may take in a day, from 4GiB; copies count, reads go on; 0: no limit",
         high=MAX_BYTES,
     )
-    metrics: str = _option("", parse_text, "HOST:PORT for the Prometheus page; empty: none")
+    metrics: str = _option(
+        "", parse_text, "HOST:PORT for the Prometheus page and a status page for people; empty: none"
+    )
+    health: str = _option(
+        "", parse_text, "HOST:PORT for gRPC health checks in plaintext, and nothing else; empty: none"
+    )
+    log_format: str = _option("text", parse_text, "lines of the log: text or json")
+    otlp: str = _option(
+        "",
+        parse_text,
+        "URL of a collector that takes spans of calls, as in http://collector:4318; empty: none",
+    )
     listen: str = _option(
         "",
         parse_text,

@@ -6,11 +6,20 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".venv" / "proto-tools"
 GENERATED = ROOT / "kvstore" / "v1"
+CHART = ROOT / "ops" / "deploy" / "chart"
+MANIFESTS = ROOT / "ops" / "deploy" / "kubernetes"
+SHAPES = {
+    "central": ("mode=central",),
+    "daemonset": ("mode=daemonset",),
+    "sidecar": ("mode=sidecar", "engine.image=registry.example/engine:1"),
+}
+"""Each plain manifest, and the chart's values that it is rendered with."""
 PROTOS = ("kvstore/v1/cache.proto", "kvstore/v1/worker.proto")
 
 
@@ -36,6 +45,14 @@ def stale() -> list[str]:
     return sorted(name for name in fresh.keys() | held.keys() if fresh.get(name) != held.get(name))
 
 
+def manifest(values: Sequence[str]) -> str:
+    """What Helm makes of the chart with these values."""
+    settings = [word for value in values for word in ("--set", value)]
+    return subprocess.run(
+        ["helm", "template", "kvstore", str(CHART), *settings], check=True, capture_output=True, text=True
+    ).stdout
+
+
 def main(argv: list[str]) -> int:
     if argv == ["proto"]:
         generate(ROOT)
@@ -45,11 +62,15 @@ def main(argv: list[str]) -> int:
         if names:
             print(f"stale generated code: {', '.join(names)}; run `make proto`", file=sys.stderr)
         return 1 if names else 0
+    if argv == ["manifests"]:
+        for shape, values in SHAPES.items():
+            (MANIFESTS / f"{shape}.yaml").write_text(manifest(values), encoding="utf-8")
+        return 0
     if argv[:1] == ["mutations"]:
         return subprocess.run(
             [sys.executable, ROOT / "ops" / "mutations.py", *argv[1:]], check=False
         ).returncode
-    print("usage: python ops/dev.py proto|proto-check|mutations", file=sys.stderr)
+    print("usage: python ops/dev.py proto|proto-check|manifests|mutations", file=sys.stderr)
     return 2
 
 

@@ -38,6 +38,7 @@ from kvstore_client.link_base import (
 )
 from kvstore_client.remote import open_remote_session
 from kvstore_client.session import open_session, probe
+from kvstore_client.spans import CallSpan
 from kvstore_client.values import Deadlines, FetchedItem
 
 T = TypeVar("T")
@@ -231,8 +232,11 @@ class Link(LinkBase):
         """The call `name` of one message, begun now and waited for later."""
         self._check_process()
         method = connection.method(name, large=request.ByteSize() > SMALL_BYTES_MAX)
+        span = CallSpan(name, connection.metadata)
         try:
-            call = kept_in_children(method.future(request, timeout=timeout, metadata=connection.metadata))
+            call = kept_in_children(method.future(request, timeout=timeout, metadata=span.begin()))
+            if span.is_open:
+                call.add_done_callback(lambda _: span.end())
         except ValueError as error:
             # gRPC raises one for a call on a channel that another thread closed.
             if connection.closed:
@@ -258,12 +262,11 @@ class Link(LinkBase):
         large = isinstance(request, Iterator) or request.ByteSize() > SMALL_BYTES_MAX
         method = connection.method(name, large=large)
         try:
-            if large:
-                reply = _result(
-                    method.future(request, timeout=timeout, metadata=connection.metadata), timeout, name
-                )
-            else:
-                reply = method(request, timeout=timeout, metadata=connection.metadata)
+            with CallSpan(name, connection.metadata) as metadata:
+                if large:
+                    reply = _result(method.future(request, timeout=timeout, metadata=metadata), timeout, name)
+                else:
+                    reply = method(request, timeout=timeout, metadata=metadata)
         except grpc.RpcError as error:
             raise self._failed(connection, translated(error, what=name), counts=counts) from error
         except Unavailable as error:
@@ -281,25 +284,24 @@ class Link(LinkBase):
     ) -> Generator[Any, None, None]:
         """The messages of one call with a small request; closing the iterator cancels the call."""
         self._check_process()
-        try:
-            call = kept_in_children(
-                connection.method(name)(request, timeout=timeout, metadata=connection.metadata)
-            )
-        except ValueError as error:
-            # gRPC raises one for a call on a channel that another thread closed.
-            if connection.closed:
-                raise dropped(name) from error
-            raise
-        try:
-            for message in call:
-                self._check_process()
-                yield message
-        except grpc.RpcError as error:
-            raise self._failed(connection, translated(error, what=name), counts=counts) from error
-        finally:
-            # A forked child gets a copy of the iterator, and its end there must not touch gRPC.
-            if os.getpid() == self._pid:
-                call.cancel()
+        with CallSpan(name, connection.metadata) as metadata:
+            try:
+                call = kept_in_children(connection.method(name)(request, timeout=timeout, metadata=metadata))
+            except ValueError as error:
+                # gRPC raises one for a call on a channel that another thread closed.
+                if connection.closed:
+                    raise dropped(name) from error
+                raise
+            try:
+                for message in call:
+                    self._check_process()
+                    yield message
+            except grpc.RpcError as error:
+                raise self._failed(connection, translated(error, what=name), counts=counts) from error
+            finally:
+                # A forked child gets a copy of the iterator, and its end there must not touch gRPC.
+                if os.getpid() == self._pid:
+                    call.cancel()
         self._note_success()
 
     def fetch(

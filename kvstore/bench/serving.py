@@ -51,7 +51,7 @@ def serving(directory: Path, options: Mapping[str, object], *switches: str) -> I
     """`kvstore serve` with these options and switches on `service_directory(directory)`, which this yields. Killed on leaving."""
     place = service_directory(directory)
     try:
-        Places(place).check()
+        Places(place, place).check()
     except ConfigError as error:
         raise InvalidArgument(
             "the paths of a service's sockets would be too long",

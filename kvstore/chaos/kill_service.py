@@ -207,7 +207,7 @@ def _place(folder: Path) -> Path:
     """Where a service runs below `folder`. ChaosFailed where its sockets' paths would be too long."""
     directory = folder.absolute() / "s"
     try:
-        Places(directory).check()
+        Places(directory, directory).check()
     except ConfigError as error:
         raise ChaosFailed(
             "the paths of a service's sockets would be too long",

@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     config = load_service_config(
         {option.name: getattr(args, option.name) for option in options()}, file=args.config
     )
+    from kvstore.service.notify import notify_ready
     from kvstore.service.server import main_blocking
 
-    main_blocking(config)
+    main_blocking(config, ready=notify_ready)
     return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 
@@ -29,7 +29,7 @@ from kvstore.core import (
 from kvstore.core.flights import FlightTable
 from kvstore.errors import Draining, KvstoreError, LimitExceeded, Unavailable, UnknownSession
 from kvstore.memory import Arenas
-from kvstore.plan.base import Costs
+from kvstore.plan.base import Costs, RestorePlan
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.profile.base import Profile
 from kvstore.service.acceptance import Acceptance
@@ -42,6 +42,7 @@ from kvstore.service.rates import Rates
 from kvstore.service.reader import Reader
 from kvstore.service.registry import Registry
 from kvstore.service.session import Session, Sessions
+from kvstore.service.slowcalls import SlowCalls
 from kvstore.service.staging import Staging
 from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.turns import at_leisure, by_turns, in_parts
@@ -55,6 +56,9 @@ log = logging.getLogger(__name__)
 NO_SESSION = ""
 
 _PLAN_COUNTS = {source: f"plans_{source.value.lower()}_total" for source in StateSource}
+
+PLANS_KEPT = 12
+"""For people who look."""
 
 LISTED_AT_ONCE = 512
 """Items of a fetch that are looked at in one go: 5 ms of the event loop's time."""
@@ -101,6 +105,9 @@ class Engine:
         """Of Lookup calls from the message to the answer, without what they waited for others, but with the turns that long ones
         gave them."""
         self.loop = LoopWatch()
+        self.slow = SlowCalls(time.monotonic)
+        self.plans: deque[tuple[float, RestorePlan]] = deque(maxlen=PLANS_KEPT)
+        """The last plans that were given, each with its monotonic time."""
         self.ready = False
         self.draining = False
 
@@ -178,6 +185,7 @@ class Engine:
             self.rates.report(namespace, costs)
         if counted:
             way, counts = found.plan.chosen, self.counts
+            self.plans.append((mono, found.plan))
             counts["lookups_total"] += 1
             counts["lookup_tokens_total"] += prompt_tokens
             counts["lookup_hit_tokens_total"] += way.compute_from

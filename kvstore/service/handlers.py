@@ -30,18 +30,25 @@ class Unreadable:
     why: str
 
 
-def handlers(service: str, servicer: object) -> dict[str, Any]:
+Around = Callable[[str, Any], Any]
+"""From a call's name and its method, another method in its place."""
+
+
+def handlers(service: str, servicer: object, *, around: Around) -> dict[str, Any]:
     """For all calls of the contract's `service`, by name. A single request that cannot be read reaches its method as
     Unreadable, so that the answer is the service's own; a frame of a stream raises DecodeError where it is read."""
     described = cache_pb2.DESCRIPTOR.services_by_name[service]
-    return {method.name: _handler(method, servicer) for method in described.methods}
+    return {
+        method.name: _handler(method, around(method.name, getattr(servicer, method.name)))
+        for method in described.methods
+    }
 
 
-def _handler(method: MethodDescriptor, servicer: object) -> Any:
+def _handler(method: MethodDescriptor, answer_call: Any) -> Any:
     parse = getattr(cache_pb2, method.input_type.name).FromString
     answer = getattr(cache_pb2, method.output_type.name)
     return _KINDS[method.client_streaming, method.server_streaming](
-        getattr(servicer, method.name),
+        answer_call,
         request_deserializer=parse if method.client_streaming else _readable(parse),
         response_serializer=None if method.name in FINISHED else answer.SerializeToString,
     )

@@ -33,21 +33,22 @@ class InProcessService:
     message's size holds. Map and OpenArena are refused as MemoryUnavailable, since a session without a socket has no way
     for descriptors; clients fetch then.
 
-    `config.listen` is refused: nothing is on a socket but the metrics page, if asked for. The process's umask, limits, signals
-    and collector stay as they are, except that the collector rests while a store is loaded. `clock` times deadlines of
-    calls, and all that the service times; timers are the loop's.
+    What would be for others, as `config.listen`, is refused: nothing is on a socket but the metrics page, if asked for. The
+    process's umask, limits, signals and collector stay as they are, except that the collector rests while a store is loaded.
+    `clock` times deadlines of calls, and all that the service times; timers are the loop's.
     """
 
     def __init__(
         self, config: ServiceConfig, *, clock: Clock | None = None, new_loop: NewLoop = asyncio.new_event_loop
     ) -> None:
-        if config.listen:
-            raise ConfigError(
-                "a service in a process takes calls from that process only",
-                field="listen",
-                value=config.listen,
-                allowed="none; `kvstore serve` listens",
-            )
+        for field in ("listen", "health", "sockets", "otlp"):
+            if value := getattr(config, field):
+                raise ConfigError(
+                    "a service in a process takes calls from that process only",
+                    field=field,
+                    value=value,
+                    allowed="none; `kvstore serve` listens",
+                )
         self._config = config
         self._clock = SystemClock() if clock is None else clock
         self._new_loop = new_loop

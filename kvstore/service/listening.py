@@ -19,7 +19,9 @@ from kvstore.service.admin_servicer import AdminServicer
 from kvstore.service.cache_servicer import CacheServicer
 from kvstore.service.engine import Engine
 from kvstore.service.handlers import handlers
-from kvstore.service.tcp import TcpEnd, others_may_read
+from kvstore.service.process import others_may_read
+from kvstore.service.spans import Spans
+from kvstore.service.tcp import TcpEnd
 from kvstore.service.tokens import TokenCheck, keep_metadata_out_of_the_log
 from kvstore.v1 import cache_pb2
 
@@ -41,6 +43,11 @@ PING_AFTER_SECONDS = 8.0
 PING_SECONDS_MAX = 5.0
 """A cable that was cut ends a session, and gives back what it held, within the two together. Clients may ping as well."""
 CLIENT_PING_SECONDS_MIN = 4.0
+
+PROBES_AT_ONCE = 16
+LIVENESS = "liveness"
+"""The name under which health says SERVING from the moment that it answers until the end, also while the index is loaded
+and while the service drains: a service that is to be left alone and is not to get calls."""
 
 CACHE = cache_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
 ADMIN = cache_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
@@ -65,20 +72,36 @@ class Doors(Protocol):
 
 
 class Listeners:
-    """The doors that are sockets. `tcp` None: nothing on TCP."""
+    """The doors that are sockets. `tcp` None: no calls on TCP; `probes` None: no health in plaintext there."""
 
-    def __init__(self, engine: Engine, socket: Path, session_socket: Path, *, tcp: TcpEnd | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        socket: Path,
+        session_socket: Path,
+        *,
+        tcp: TcpEnd | None,
+        probes: tuple[str, int] | None = None,
+        spans: Spans | None = None,
+    ) -> None:
         self._engine = engine
         self._socket = socket
         self._session_socket = session_socket
         self._sessions: asyncio.Server | None = None
         self._tcp = tcp
+        self._probes = probes
+        self._spans = spans
         self._health = health.aio.HealthServicer()
         self._servers: list[grpc.aio.Server] = []
 
     async def start(self) -> None:
         """And answer health: not serving."""
         await self.set_serving(False)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        if self._probes is not None:
+            probed = self._probe_server(*self._probes)
+            await probed.start()
+            self._servers.append(probed)
         cache = CacheServicer(self._engine)
         local = self._local_server(cache)
         remote = None if self._tcp is None else self._tcp_server(cache, self._tcp)
@@ -147,17 +170,36 @@ class Listeners:
                 value=end.address(),
                 allowed="HOST:PORT of this machine that is free; port 0 for any",
             ) from error
-        if end.pair is not None and others_may_read(engine.config.tls_key):
+        if end.pair is not None and others_may_read(Path(engine.config.tls_key).stat()):
             log.warning("the key %s may be read by others than this user", engine.config.tls_key)
         level = logging.INFO if end.pair and end.tokens else logging.WARNING
         log.log(level, "listening on tcp://%s (%s)", end.address(port), end.about)
+        return server
+
+    def _probe_server(self, host: str, port: int) -> grpc.aio.Server:
+        """Health alone: who watches over machines has no token, and speaks no TLS."""
+        server = grpc.aio.server(
+            options=[("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", PROBES_AT_ONCE)],
+            maximum_concurrent_rpcs=PROBES_AT_ONCE,
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, _ByName(server))
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigError(
+                "cannot listen there: the port is another's, or the host is not this machine's",
+                field="health",
+                value=address,
+                allowed="HOST:PORT of this machine that is free",
+            ) from error
         return server
 
     def _add(self, server: grpc.aio.Server, *services: tuple[str, object]) -> None:
         """The services of the contract, each with its servicer, health, and a list for who asks what is there."""
         by_name = _ByName(server)
         for name, servicer in services:
-            found = handlers(name, servicer)
+            found = handlers(name, servicer, around=self._around)
             full_name = cache_pb2.DESCRIPTOR.services_by_name[name].full_name
             by_name.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(full_name, found),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, by_name)
@@ -166,6 +208,10 @@ class Listeners:
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
             reflection.aio.ReflectionServicer(names), by_name
         )
+
+    def _around(self, name: str, method: Any) -> Any:
+        timed = self._engine.slow.around(name, method)
+        return timed if self._spans is None else self._spans.around(name, timed)
 
     def _message_limits(self) -> list[tuple[str, Any]]:
         received = max(RECEIVED_BYTES_MIN, RECEIVED_BYTES_PER_KEY * self._engine.config.keys)

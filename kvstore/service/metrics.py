@@ -1,11 +1,13 @@
-"""The Prometheus page: the figures of Stats under `kvstore_*`, over a small HTTP server of its own."""
+"""The Prometheus page, the figures of Stats under `kvstore_*`, and the status page, over a small HTTP server of their own."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,12 +15,14 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from kvstore.errors import ConfigError
+from kvstore.service.statuspage import PAGE_POLICY, page
 
 log = logging.getLogger(__name__)
 
 REQUEST_BYTES_MAX = 16 << 10
 REQUEST_SECONDS_MAX = 5.0
 CONNECTIONS_MAX = 64
+NOT_HERE = b"only GET of /, /metrics and /status.json is here\n"
 
 
 def split_address(text: str, *, field: str = "metrics") -> tuple[str, int]:
@@ -98,11 +102,19 @@ class _Figures(Collector):
 
 
 class MetricsPage:
-    """Answers GET /metrics. `snapshot` is called in the event loop's thread."""
+    """Answers GET of /metrics, of the status page and of the JSON that it fetches. `snapshot` and `status` are called in
+    the event loop's thread."""
 
-    def __init__(self, snapshot: Callable[[], Mapping[str, float]]) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Figures(snapshot))
+    def __init__(
+        self, snapshot: Callable[[], Mapping[str, float]], status: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Figures(snapshot))
+        self._pages: dict[bytes, tuple[str, Callable[[], bytes]]] = {
+            b"/": ("text/html; charset=utf-8", page),
+            b"/status.json": ("application/json", lambda: json.dumps(status()).encode()),
+            b"/metrics": (CONTENT_TYPE_LATEST, lambda: generate_latest(registry)),
+        }
         self._server: asyncio.Server | None = None
         self._open = 0
 
@@ -133,10 +145,11 @@ class MetricsPage:
                 head = await reader.readuntil(b"\r\n\r\n")
                 method, _, rest = head.partition(b" ")
                 path = rest.partition(b" ")[0].partition(b"?")[0]
-                if method != b"GET" or path != b"/metrics":
-                    await _answer(writer, "404 Not Found", "text/plain", b"only GET /metrics is here\n")
+                if method != b"GET" or path not in self._pages:
+                    await _answer(writer, "404 Not Found", "text/plain", NOT_HERE)
                 else:
-                    await _answer(writer, "200 OK", CONTENT_TYPE_LATEST, generate_latest(self._registry))
+                    content_type, body = self._pages[path]
+                    await _answer(writer, "200 OK", content_type, body())
         except (
             TimeoutError,
             ConnectionError,
@@ -150,6 +163,14 @@ class MetricsPage:
 
 
 async def _answer(writer: asyncio.StreamWriter, status: str, content_type: str, body: bytes) -> None:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    writer.write(head.encode() + body)
+    head = (
+        f"HTTP/1.1 {status}",
+        f"Content-Type: {content_type}",
+        f"Content-Length: {len(body)}",
+        f"Content-Security-Policy: {PAGE_POLICY}",
+        "X-Content-Type-Options: nosniff",
+        "Cache-Control: no-store",
+        "Connection: close",
+    )
+    writer.write("\r\n".join([*head, "", ""]).encode() + body)
     await writer.drain()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import logging
 import os
 import resource
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.errors import ConfigError, DeviceError, NoSpace
+from kvstore.errors import ConfigError, DeviceError, DirectoryInUse, NoSpace
 
 log = logging.getLogger(__name__)
 
@@ -33,17 +34,18 @@ DESCRIPTORS_LEAST = 128
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a service lives below its directory."""
+    """Where a service lives: its bytes in `directory`, its sockets in `sockets`, which may be the same."""
 
     directory: Path
+    sockets: Path
 
     @property
     def socket(self) -> Path:
-        return self.directory / "kvstore.sock"
+        return self.sockets / "kvstore.sock"
 
     @property
     def session_socket(self) -> Path:
-        return self.directory / "session.sock"
+        return self.sockets / "session.sock"
 
     def check(self) -> None:
         """ConfigError for a directory whose socket paths the system could not hold."""
@@ -52,23 +54,23 @@ class Places:
             if size > MAX_SOCKET_PATH_BYTES:
                 raise ConfigError(
                     f"the path of {path.name} is {size} bytes, too long for a unix socket; choose a shorter directory",
-                    field="dir",
-                    value=self.directory,
+                    field="dir" if self.sockets == self.directory else "sockets",
+                    value=self.sockets,
                     allowed=f"socket paths of at most {MAX_SOCKET_PATH_BYTES} bytes",
                 )
 
 
-def make_directory(directory: Path) -> None:
+def make_directory(directory: Path, *, field: str = "dir") -> None:
     """Make the directory for this user alone, if it is not there yet."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError as error:
         raise ConfigError(
-            "not a directory", field="dir", value=directory, allowed="a directory, or nothing yet"
+            "not a directory", field=field, value=directory, allowed="a directory, or nothing yet"
         ) from error
     except OSError as error:
         raise DeviceError(
-            f"cannot make the directory: {error.strerror}", field="dir", value=directory
+            f"cannot make the directory: {error.strerror}", field=field, value=directory
         ) from error
 
 
@@ -112,8 +114,49 @@ def check_space(directory: Path, *, need_bytes: int, budget_bytes: int) -> None:
         )
 
 
+def others_may_read(status: os.stat_result) -> bool:
+    """Whether others than this user, and root, may read a file."""
+    groups = {os.getegid(), *os.getgroups()}
+    return is_open(
+        stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, user=os.geteuid(), groups=groups
+    )
+
+
+def is_open(mode: int, owner: int, group: int, *, user: int, groups: Set[int]) -> bool:
+    """Whether others than `user` may use a file. One of root's that only a group of ours may read is how clusters hand
+    over a secret to a process that is not root's."""
+    if owner == 0 and user != 0 and group in groups:
+        mode &= ~stat.S_IRGRP
+    return bool(mode & 0o077)
+
+
+@contextmanager
+def holding_sockets(places: Places) -> Iterator[None]:
+    """Inside, no other service has the sockets' directory, where that is one of its own; DirectoryInUse where one has it.
+    It is made for this user alone, if it is not there yet."""
+    if places.sockets == places.directory:
+        yield
+        return
+    make_directory(places.sockets, field="sockets")
+    close_directory_to_others(places.sockets)
+    descriptor = os.open(places.sockets, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise DirectoryInUse(
+            "another service has its sockets there; stop it or use another directory",
+            field="sockets",
+            value=places.sockets,
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def remove_stale_sockets(places: Places) -> None:
-    """Remove what a dead service left. Only the holder of the directory's lock may call this."""
+    """Remove what a dead service left. Only the holder of the directories' locks may call this."""
     for path in (places.socket, places.session_socket):
         if path.is_socket():
             path.unlink()

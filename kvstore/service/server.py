@@ -28,6 +28,7 @@ from kvstore.service.engine import Engine
 from kvstore.service.figures import figures
 from kvstore.service.gate import ReadGate
 from kvstore.service.listening import Doors, Listeners
+from kvstore.service.logs import log_to_stderr
 from kvstore.service.metrics import MetricsPage, split_address
 from kvstore.service.opening import STOP_SIGNALS, StartStopped, keep_stop_signals_away, open_store
 from kvstore.service.pins import Pins
@@ -39,11 +40,14 @@ from kvstore.service.process import (
     collector_resting,
     forbid_dumps,
     give_back_freed_memory,
+    holding_sockets,
     keep_freed_memory,
     remove_stale_sockets,
 )
 from kvstore.service.reader import Reader
 from kvstore.service.registry import Registry
+from kvstore.service.spans import spans_to
+from kvstore.service.statuspage import status
 from kvstore.service.tcp import tcp_end
 from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.upkeep import Upkeep
@@ -91,9 +95,7 @@ def main_blocking(
     `dumpable`: let core dumps and tracers see the process. `ready` is called once, when calls are served. The log goes
     to stderr unless the caller has sent it elsewhere.
     """
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to_stderr(config.log_format)
     # Sockets and files are for this user alone; nothing here is ever meant for another.
     os.umask(0o077)
     extents = max(EXTENTS_MIN, config.cache_bytes // EXTENT_BYTES)
@@ -126,7 +128,8 @@ async def run_service(
     the store lies on instead of the directory itself. `doors` makes the ways in; without it they are sockets. Raises
     KvstoreError when it cannot start."""
     clock = SystemClock() if clock is None else clock
-    places = Places(Path(config.dir).absolute())
+    directory = Path(config.dir).absolute()
+    places = Places(directory, Path(config.sockets).absolute() if config.sockets else directory)
     places.check()
     # Refused here where it does not fit; told when nothing else is refused any more.
     memory = config.memory_text()
@@ -135,6 +138,8 @@ async def run_service(
     check_bytes_per_day(config.wear)
     if config.metrics:
         split_address(config.metrics)
+    probes = split_address(config.health, field="health") if config.health else None
+    spans = spans_to(config.otlp)
     tcp = tcp_end(config)
     segment_bytes = segment_bytes_for(config.disk, config.segment or None)
     stop = _stop_event() if stop is None else stop
@@ -145,6 +150,8 @@ async def run_service(
         )
         reader_threads = ends.enter_context(ThreadPoolExecutor(READER_THREADS, "kvstore-reader"))
         copier_threads = ends.enter_context(ThreadPoolExecutor(COPIER_THREADS, "kvstore-copier"))
+        if spans is not None:
+            ends.push_async_callback(loop.run_in_executor, copier_threads, spans.end)
         time = ServiceTime(clock)
         try:
             store, recovery = await loop.run_in_executor(
@@ -157,6 +164,7 @@ async def run_service(
         ends.push_async_callback(loop.run_in_executor, writer_thread, store.close)
         # The directory's lock is ours from here on: what another service left behind is stale.
         close_directory_to_others(places.directory)
+        ends.enter_context(holding_sockets(places))
         remove_stale_sockets(places)
         log.info("%s; the index takes about %d bytes a block beside that", memory, INDEX_BYTES_PER_BLOCK)
         if store.buffered_because:
@@ -171,7 +179,12 @@ async def run_service(
             recovery=recovery,
             time=time,
             segment_bytes=segment_bytes,
-            doors=doors or (lambda engine: Listeners(engine, places.socket, places.session_socket, tcp=tcp)),
+            doors=doors
+            or (
+                lambda engine: Listeners(
+                    engine, places.socket, places.session_socket, tcp=tcp, probes=probes, spans=spans
+                )
+            ),
         )
         # The service lets go of it once it is loaded.
         del recovery
@@ -228,7 +241,7 @@ class _Service:
             ends.callback(engine.writer.stop)
             writing.add_done_callback(partial(_stop_without_writer, stop))
             await engine.writer.alone(engine.writer.room.shrink_to_budget)
-            page = MetricsPage(lambda: figures(engine))
+            page = MetricsPage(lambda: figures(engine), lambda: status(engine))
             if config.metrics:
                 await page.start(config.metrics)
                 ends.push_async_callback(page.stop)
@@ -356,7 +369,7 @@ class _Service:
         recovery = self._recovery
         log.info(
             "ready: %d blocks, %d states, %d namespaces; index %.0f bytes a block; recovery %.2f s%s; torn %d bytes, "
-            "damaged %d records, dropped %d; directory %s; sockets %s, %s",
+            "damaged %d records, dropped %d; directory %s; sockets %s and %s",
             report.blocks,
             report.states,
             report.namespaces,
@@ -367,7 +380,7 @@ class _Service:
             recovery.damaged_records,
             len(report.discard),
             self._places.directory,
-            self._places.socket.name,
+            self._places.socket,
             self._places.session_socket.name,
         )
         _warn_of_losses(recovery)

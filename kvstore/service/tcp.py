@@ -4,7 +4,6 @@ safe and nobody said that it may be unsafe."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from kvstore.config import ServiceConfig
 from kvstore.errors import ConfigError
@@ -98,7 +97,3 @@ def _check_tokens(config: ServiceConfig) -> None:
             value=config.listen,
             allowed="with --token-file, or with --unsafe-no-token where nobody else is on the network",
         )
-
-
-def others_may_read(file: str) -> bool:
-    return bool(Path(file).stat().st_mode & 0o077)

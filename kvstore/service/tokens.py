@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from kvstore.errors import ConfigError, Unauthenticated
+from kvstore.service.process import others_may_read
 from kvstore.service.status import Context, refuse
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ def read_tokens(file: str) -> Tokens:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError("not a file", field="token_file", value=file)
-        if stat.S_IMODE(status.st_mode) & 0o077:
+        if others_may_read(status):
             raise ConfigError(
                 f"others may read the tokens (mode {stat.S_IMODE(status.st_mode):o})",
                 field="token_file",

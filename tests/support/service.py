@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -43,12 +43,14 @@ SMALL: dict[str, Any] = {
 
 
 class ServiceProcess:
-    """One service on `directory`; options are those of ServiceConfig over SMALL. Used as a context manager it is ready
-    inside, and killed and reaped on leaving, whatever state it is in."""
+    """One service on `directory`; options are those of ServiceConfig over SMALL. `tracer`: a command that runs it, in the
+    same process. Used as a context manager it is ready inside, and killed and reaped on leaving, whatever state it is in."""
 
-    def __init__(self, directory: Path, **options: Any) -> None:
+    def __init__(self, directory: Path, *, tracer: Sequence[str] = (), **options: Any) -> None:
         self.directory = directory
         self.options = {**SMALL, **options, "dir": str(directory)}
+        self.sockets = Path(options.get("sockets", directory))
+        self._tracer = tracer
         self._log = directory.with_name(directory.name + ".log")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -64,13 +66,13 @@ class ServiceProcess:
 
     @property
     def target(self) -> str:
-        return f"unix:{self.directory / 'kvstore.sock'}"
+        return f"unix:{self.sockets / 'kvstore.sock'}"
 
     def start(self, *, wait: bool = True) -> Self:
         assert self._process is None, "the service runs already"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, json.dumps(self.options)],
+                [*self._tracer, sys.executable, "-c", _PROGRAM, json.dumps(self.options)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

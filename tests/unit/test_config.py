@@ -105,6 +105,7 @@ def test_values_out_of_range_are_refused_not_corrected(flags: dict[str, str], wo
 def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
     assert [option.name for option in options()] == [
         "dir",
+        "sockets",
         "disk",
         "segment",
         "memory",
@@ -129,6 +130,9 @@ def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
         "commit_wait",
         "wear",
         "metrics",
+        "health",
+        "log_format",
+        "otlp",
         "listen",
         "tls_cert",
         "tls_key",

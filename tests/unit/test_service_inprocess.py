@@ -378,8 +378,9 @@ def test_one_that_cannot_start_says_why(tmp_path: Path) -> None:
         with pytest.raises(KvstoreError) as caught:
             ServiceHere(tmp_path / "s").start()
         assert type(caught.value) is DirectoryInUse
-    with pytest.raises(ConfigError, match="listen="):
-        InProcessService(ServiceConfig(dir=str(tmp_path), disk=1 << 30, listen="127.0.0.1:0"))
+    for field in ("listen", "health", "sockets", "otlp"):
+        with pytest.raises(ConfigError, match=f"{field}="):
+            InProcessService(ServiceConfig(dir=str(tmp_path), disk=1 << 30, **{field: "127.0.0.1:0"}))
 
 
 def test_a_service_whose_writer_has_ended_stops_and_says_why(

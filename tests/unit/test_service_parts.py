@@ -177,9 +177,12 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 def test_a_path_too_long_for_a_socket_is_refused_by_name() -> None:
-    Places(Path("/" + "d" * 93)).check()
-    with pytest.raises(ConfigError, match=r"kvstore.sock is 108 bytes.*at most 107"):
-        Places(Path("/" + "d" * 94)).check()
+    fits, too_long = Path("/" + "d" * 93), Path("/" + "d" * 94)
+    Places(too_long, fits).check()
+    with pytest.raises(ConfigError, match=r"kvstore.sock is 108 bytes.*dir=.*at most 107"):
+        Places(too_long, too_long).check()
+    with pytest.raises(ConfigError, match="sockets=/ddd"):
+        Places(fits, too_long).check()
 
 
 def test_a_session_stages_no_more_than_its_share_but_one_item_alone() -> None:

@@ -30,6 +30,7 @@ from kvstore_client.link_base import (
     no_session_here,
     too_slow,
 )
+from kvstore_client.spans import CallSpan
 from kvstore_client.values import Deadlines, FetchedItem
 
 T = TypeVar("T")
@@ -209,8 +210,9 @@ class AsyncLink(LinkBase):
         large = isinstance(request, Iterator) or request.ByteSize() > SMALL_BYTES_MAX
         method = connection.method(name, large=large)
         try:
-            async with asyncio.timeout(timeout + PATIENCE_SECONDS):
-                reply = await kept_in_children(method(request, timeout=timeout, metadata=connection.metadata))
+            with CallSpan(name, connection.metadata) as metadata:
+                async with asyncio.timeout(timeout + PATIENCE_SECONDS):
+                    reply = await kept_in_children(method(request, timeout=timeout, metadata=metadata))
         except grpc.RpcError as error:
             raise await self._failed(connection, translated(error, what=name), counts=counts) from error
         except TimeoutError as error:
@@ -227,26 +229,25 @@ class AsyncLink(LinkBase):
     ) -> AsyncGenerator[Any, None]:
         """As Link.stream."""
         self._check_here()
-        try:
-            call = kept_in_children(
-                connection.method(name)(request, timeout=timeout, metadata=connection.metadata)
-            )
-        except grpc.aio.UsageError as error:
-            if _was_dropped(connection):
-                raise dropped(name) from error
-            raise
-        try:
-            while (message := await _next(call)) is not grpc.aio.EOF:
-                yield message
-        except grpc.RpcError as error:
-            raise await self._failed(connection, translated(error, what=name), counts=counts) from error
-        except asyncio.CancelledError as error:
-            if _was_dropped(connection):
-                raise dropped(name) from error
-            raise
-        finally:
-            if os.getpid() == self._pid:
-                call.cancel()
+        with CallSpan(name, connection.metadata) as metadata:
+            try:
+                call = kept_in_children(connection.method(name)(request, timeout=timeout, metadata=metadata))
+            except grpc.aio.UsageError as error:
+                if _was_dropped(connection):
+                    raise dropped(name) from error
+                raise
+            try:
+                while (message := await _next(call)) is not grpc.aio.EOF:
+                    yield message
+            except grpc.RpcError as error:
+                raise await self._failed(connection, translated(error, what=name), counts=counts) from error
+            except asyncio.CancelledError as error:
+                if _was_dropped(connection):
+                    raise dropped(name) from error
+                raise
+            finally:
+                if os.getpid() == self._pid:
+                    call.cancel()
         self._note_success()
 
     async def fetch(
