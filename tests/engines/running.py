@@ -1,0 +1,115 @@
+"""An engine process that tests ask, kill and start again."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 240.0
+ANSWER_SECONDS = 60.0
+
+
+class Answer(NamedTuple):
+    """`cached`: how many of the prompt's tokens were not computed."""
+
+    tokens: list[int]
+    logprob: float
+    cached: int
+    why: str
+
+
+class Engine:
+    """Ready inside a `with`, ended in order on leaving it, or killed."""
+
+    def __init__(
+        self, python: Path, model: Path, log: Path, *, pool_bytes: int = 64 << 20, **tier: Any
+    ) -> None:
+        self._python = python
+        self._log = log
+        self._options = {
+            "model": str(model),
+            "pool_bytes": pool_bytes,
+            "device_blocks": 256,
+            "tier": {"type": "KvstoreTier", "module_path": "kvstore_vllm.tier", **tier},
+        }
+
+    def __enter__(self) -> Self:
+        read, write = os.pipe()
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients'}", "OMP_NUM_THREADS": "1"}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    self._python,
+                    ROOT / "tests" / "engines" / "engine.py",
+                    json.dumps({**self._options, "answers": write}),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=(write,),
+            )
+        os.close(write)
+        self._answers = os.fdopen(read)
+        try:
+            assert self._take(START_SECONDS) == {"ready": True}
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.poll() is None and error is None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                status = self._process.wait(60)
+            finally:
+                self.kill()
+            assert status == 0, f"the engine ended with {status}:\n{self.log_end}"
+        self.kill()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._answers.close()
+
+    @property
+    def log_end(self) -> str:
+        return self._log.read_text(errors="replace")[-6000:]
+
+    def begin(self, tokens: list[int]) -> None:
+        self._send({"tokens": tokens})
+
+    def end(self) -> Answer:
+        return Answer(**self._take(ANSWER_SECONDS))
+
+    def ask(self, tokens: list[int]) -> Answer:
+        self.begin(tokens)
+        return self.end()
+
+    def figures(self) -> dict[str, float]:
+        """Sums over all labels, of the tier's own by their short names."""
+        self._send({"figures": True})
+        found = self._take(ANSWER_SECONDS)["figures"]
+        return {name.removeprefix("vllm:kv_offload_").removeprefix("kvstore_"): found[name] for name in found}
+
+    def _send(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def _take(self, seconds: float) -> Any:
+        ready, _, _ = select.select([self._answers], [], [], seconds)
+        assert ready, f"no answer within {seconds:g} s:\n{self.log_end}"
+        line = self._answers.readline()
+        assert line, f"the engine has ended:\n{self.log_end}"
+        return json.loads(line)
