@@ -186,6 +186,10 @@ class RowTier:
         for lane in (self._asking, self._loading, self._storing):
             if not lane.close(END_SECONDS):
                 log.warning("a call to the service outlives the engine's end")
+        # The engine unmaps its pool next, which no view may be left of.
+        self._open.clear()
+        while _next(self._finished) is not None:
+            pass
         self._memory.release()
 
     def take_counts(self) -> dict[str, int]:

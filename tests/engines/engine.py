@@ -21,8 +21,8 @@ os.environ.update(
 )
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from vllm import LLM, SamplingParams  # noqa: E402
-from vllm.config import KVTransferConfig  # noqa: E402
+from vllm import LLM, SamplingParams
+from vllm.config import KVTransferConfig
 
 
 def engine(options: dict[str, Any]) -> LLM:
