@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvstore.errors import ConfigError, InvalidArgument
+from kvstore.profile.registry import get_profile
 from kvstore_client import CacheClient
 from kvstore_vllm.figures import FIGURES, metric_of
 from kvstore_vllm.register import register
@@ -175,6 +176,55 @@ def test_what_is_lost_between_lookup_and_load_is_computed(tier_module: Any, serv
         assert [second.bytes_of(key) for key in asked.keys] == list(map(computed, asked.keys))
         second.settle()
         assert counts(second)["rows_load_failed"] == 6
+
+
+V4_ROW = 1_003_520
+"""A block of 1,002,240 bytes, which is what vLLM moves of DeepSeek V4 for any of its groups, in whole pages."""
+V4_GROUPS = {0: (64, 2), 1: (64, 2), 2: (256, 0), 3: (4, 2), 4: (8, 16)}
+"""Of each: tokens of a block, and how many blocks before a boundary a resume needs; 0: all of them."""
+
+
+def v4_prompt(tokens: int) -> Request:
+    """The keys that a resume at the end of `tokens` tokens needs, group by group."""
+    keys, places = [], {}
+    for group, (size, window) in V4_GROUPS.items():
+        last = tokens // size
+        for number in range(last - window if window else 0, last):
+            key = b"v4-%d" % number + group.to_bytes(4, "big")
+            keys.append(key)
+            places[key] = (number + 1) * size
+    return Request(f"v4-{tokens}", keys, places)
+
+
+def test_the_five_groups_of_deepseek_v4_at_full_size(tier_module: Any, service: ServiceProcess) -> None:
+    groups = tuple(
+        SimpleNamespace(tokens_per_block=size, layer_names=(f"g{group}",), group_id=group)
+        for group, (size, _) in V4_GROUPS.items()
+    )
+    size = {"changed": {"groups": groups}, "rows": 32, "row": V4_ROW}
+
+    def made(key: bytes) -> bytes:
+        return key.ljust(1024, b".") * (V4_ROW // 1024)
+
+    asked = v4_prompt(1024)
+    with (
+        engine(tier_module, service.directory, **size) as first,
+        CacheClient(service.directory, owner="admin") as admin,
+    ):
+        before = admin.stats()
+        first.run(asked, made)
+        first.settle()
+        after = admin.stats()
+    stored = after["committed_bytes_total"] - before["committed_bytes_total"]
+    entries = 4 * V4_ROW
+    boundary = 22 * V4_ROW
+    assert stored == entries + boundary
+    assert boundary == 22_077_440
+    assert 6 < boundary / get_profile("deepseek-v4-flash").state_bytes < 6.2
+    with engine(tier_module, service.directory, **size) as second:
+        assert second.run(asked, made) == len(asked.keys) == 26
+        assert all(second.bytes_of(key) == made(key) for key in asked.keys)
+        second.settle()
 
 
 def test_what_was_stored_is_told_to_subscribers(tier_module: Any, service: ServiceProcess) -> None:

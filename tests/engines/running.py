@@ -24,6 +24,18 @@ class Answer(NamedTuple):
     why: str
 
 
+def engine_environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients'}", "OMP_NUM_THREADS": "1"}
+
+
+def note(model: str, scenario: str, **figures: Any) -> None:
+    """Kept for who asks for it: one JSON object a line in the file that KVSTORE_ENGINE_RESULTS names."""
+    target = os.environ.get("KVSTORE_ENGINE_RESULTS")
+    if target:
+        with Path(target).open("a") as file:
+            print(json.dumps({"model": model, "scenario": scenario, **figures}), file=file)
+
+
 class Engine:
     """Ready inside a `with`, ended in order on leaving it, or killed."""
 
@@ -41,7 +53,6 @@ class Engine:
 
     def __enter__(self) -> Self:
         read, write = os.pipe()
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients'}", "OMP_NUM_THREADS": "1"}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -52,7 +63,7 @@ class Engine:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env=engine_environment(),
                 pass_fds=(write,),
             )
         os.close(write)
@@ -81,6 +92,8 @@ class Engine:
         self._process.kill()
         self._process.wait()
         self._answers.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     @property
     def log_end(self) -> str:

@@ -7,17 +7,17 @@ log-probabilities are these.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engines.models import MODELS, make_model
-from tests.engines.running import Answer, Engine
+from tests.engines.running import Answer, Engine, note
 from tests.support.service import ServiceProcess, short_directory
 
 PROMPT = 500
@@ -58,18 +58,8 @@ def start(model: Path, service: ServiceProcess, tmp_path: Path) -> Callable[...,
 
 
 @pytest.fixture
-def record(model: Path) -> Iterator[Callable[..., None]]:
-    """record(scenario, **figures): kept for the one who asks, one JSON object a line in KVSTORE_ENGINE_RESULTS."""
-    kept: list[dict[str, Any]] = []
-
-    def note(scenario: str, **figures: Any) -> None:
-        kept.append({"model": model.name, "scenario": scenario, **figures})
-
-    yield note
-    target = os.environ.get("KVSTORE_ENGINE_RESULTS")
-    if target:
-        with Path(target).open("a") as file:
-            file.writelines(json.dumps(each) + "\n" for each in kept)
+def record(model: Path) -> Callable[..., None]:
+    return partial(note, model.name)
 
 
 def same(answer: Answer, yardstick: Answer) -> bool:
