@@ -12,7 +12,7 @@ from kvstore.types import BlockKey, BytesLike, ItemKind
 from kvstore_client.client import CacheClient
 from kvstore_client.values import ReserveItem, ReserveOutcome
 
-KEYS_PER_CALL = 1024
+KEYS_PER_CALL = 256
 
 T = TypeVar("T")
 

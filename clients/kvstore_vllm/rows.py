@@ -25,7 +25,7 @@ T = TypeVar("T")
 LOAD_BYTES = 64 << 20
 """Of rows that one lease covers."""
 TOUCH_SECONDS = 10.0
-TOUCHES_AT_ONCE = 1024
+TOUCHES_AT_ONCE = 256
 END_SECONDS = 2.0
 """How long the engine's end waits for each thread once its calls were broken off."""
 

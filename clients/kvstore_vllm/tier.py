@@ -33,6 +33,11 @@ _VERDICTS = {
 }
 
 
+CONTROL_SECONDS = 2.0
+MOVE_SECONDS = 5.0
+"""A request waits for its load as long as that takes: a service that stands still costs it this, once."""
+
+
 class KvstoreTier(SecondaryTierManager):
     """Translates between vLLM's calls and kvstore_vllm.rows.RowTier, which decides. Its constructor reaches for nothing: an
     engine starts without the service. ConfigError for keys of its configuration that are wrong."""
@@ -56,8 +61,10 @@ class KvstoreTier(SecondaryTierManager):
         identity = identity_of(
             rows_of(offloading_spec, row_bytes), revision=settings.revision, salt=settings.salt
         )
-        patience = settings.lookup_seconds
-        deadlines = Deadlines(connect=patience / 2, lookup=patience / 2)
+        half = settings.lookup_seconds / 2
+        deadlines = Deadlines(
+            connect=half, lookup=half, control=CONTROL_SECONDS, fetch=MOVE_SECONDS, write=MOVE_SECONDS
+        )
         client = CacheClient(settings.where(), owner=settings.owner, deadlines=deadlines)
         self._tier = RowTier(
             KeyedStore(client, identity, name=name_of(identity)),

@@ -18,7 +18,7 @@ class Limits:
     """What one caller, or all together, may ask for. Past a limit: LimitExceeded with its name."""
 
     keys: int = 65_536
-    contained_keys: int = 1_024
+    contained_keys: int = 256
     prompt_tokens: int = 8_388_608
     namespaces: int = 4_096
     leases: int = 10_000

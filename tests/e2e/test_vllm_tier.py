@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -142,6 +143,23 @@ def test_without_a_service_all_is_a_miss_until_it_comes_and_again_after_it_has_g
         other = stack.enter_context(engine(tier_module, service.directory))
         assert other.run(stored, computed) == len(stored.keys)
         assert counts(scheduler)["calls_failed"] > 0
+
+
+def test_a_service_that_stands_still_holds_no_request_up_for_long(tier_module: Any) -> None:
+    with running_service() as service, engine(tier_module, service.directory) as scheduler:
+        asked = request("still", 4)
+        scheduler.run(asked, computed)
+        scheduler.settle()
+        with service.suspended():
+            begin = time.monotonic()
+            for number in range(3):
+                assert scheduler.run(request(f"still{number}", 4), computed) == 0
+            took = time.monotonic() - begin
+        # Each waits for the answer as long as it was told to, and the last one's step may be late on a busy machine.
+        assert took < 3 * 1.0 + 10.0
+        assert counts(scheduler)["calls_failed"] > 0
+        scheduler.settle()
+        until_stored(scheduler, "again")
 
 
 def until_stored(scheduler: Scheduler, name: str) -> Request:

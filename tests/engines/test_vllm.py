@@ -77,6 +77,25 @@ def until(engine: Engine, true: Callable[[dict[str, float]], bool], what: str) -
         engine.ask([5] * 8)
 
 
+def test_the_short_of_it_cold_then_warm_then_without_the_service(
+    start: Callable[..., Engine], service: ServiceProcess, record: Callable[..., None]
+) -> None:
+    service.start()
+    with start() as engine:
+        yardstick = [engine.ask(prompt(number)) for number in (1, 2)]
+        assert [answer.cached for answer in yardstick] == [0, 0]
+        until(engine, lambda found: found.get("rows_stored", 0) >= 30, "rows are stored")
+    with start() as engine:
+        warm = engine.ask(prompt(1))
+        assert same(warm, yardstick[0])
+        assert warm.cached == 480
+        service.kill()
+        without = engine.ask(prompt(2))
+        assert same(without, yardstick[1])
+        assert without.cached == 0
+        record("short", cached=warm.cached, **engine.figures())
+
+
 def test_every_way_of_losing_the_store_costs_time_and_no_token(
     start: Callable[..., Engine], service: ServiceProcess, record: Callable[..., None]
 ) -> None:
