@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from kvstore.errors import InvalidArgument, LimitExceeded, Unavailable
@@ -21,9 +20,9 @@ from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import cache_pb2_grpc
 from kvstore_client import CacheClient, KeyedStore, OpaqueKey, ReserveItem, ReserveOutcome
 from kvstore_client.keyed import KEYS_PER_CALL
-from tests.support.inprocess import running_here
+from tests.support.inprocess import ServiceHere, running_here
 from tests.support.remote import TOKENS, port_of, write_private
-from tests.support.service import ServiceProcess, running_service
+from tests.support.service import running_service
 
 SIZE = 5000
 ROWS = KeyedProfile(name="m", payload_bytes=SIZE, dtype="f32")
@@ -213,18 +212,19 @@ def test_a_target_without_room_is_refused(store: KeyedStore) -> None:
 # ---- over the life of a service -----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def own() -> Iterator[ServiceProcess]:
-    with running_service() as service:
+@pytest.fixture
+def own() -> Iterator[ServiceHere]:
+    with running_here() as service:
         yield service
 
 
-def test_a_restart_loses_nothing_and_nobody_opens_anew(own: ServiceProcess) -> None:
+def test_a_restart_loses_nothing_and_nobody_opens_anew(own: ServiceHere) -> None:
     keys = keys_of(5)
-    with CacheClient(own.directory, owner="keyed") as client:
+    with CacheClient(own.address, owner="keyed") as client:
         store = a_store(client, "restart")
         keep(store, keys)
-        own.restart()
+        own.kill()
+        own.start()
         assert read(store, keys) == list(map(payload_of, keys))
         [found] = [each for each in client.namespaces() if each.digest == store.digest]
         assert (found.policy, found.block_bytes, found.states_share_states) == ("zero", SIZE, 0)
@@ -233,15 +233,14 @@ def test_a_restart_loses_nothing_and_nobody_opens_anew(own: ServiceProcess) -> N
         assert stats["contains_total"] == 1
 
 
-def test_without_a_service_every_call_ends_and_it_comes_back_by_itself() -> None:
-    with ExitStack() as stack:
-        service = stack.enter_context(running_service())
-        store = a_store(stack.enter_context(CacheClient(service.directory, owner="keyed")), "back")
-        service.stop()
+def test_without_a_service_every_call_ends_and_it_comes_back_by_itself(own: ServiceHere) -> None:
+    with CacheClient(own.address, owner="keyed") as client:
+        store = a_store(client, "back")
+        own.stop()
         for call in (lambda: store.contains(keys_of(1)), lambda: keep(store, keys_of(1))):
             with pytest.raises(Unavailable):
                 call()
-        service.start()
+        own.start()
         within_pause(lambda: keep(store, keys_of(1)))
         assert store.contains(keys_of(1)) == (True, True)
 
@@ -257,9 +256,9 @@ def within_pause(call: Any) -> None:
     raise AssertionError("the service was not reached again")
 
 
-def test_damage_on_disk_is_a_miss_and_can_be_stored_again(own: ServiceProcess) -> None:
+def test_damage_on_disk_is_a_miss_and_can_be_stored_again(own: ServiceHere) -> None:
     keys = keys_of(4, groups=1)
-    with CacheClient(own.directory, owner="keyed") as client:
+    with CacheClient(own.address, owner="keyed") as client:
         store = a_store(client, "damage")
         keep(store, keys)
         own.kill()
@@ -271,17 +270,20 @@ def test_damage_on_disk_is_a_miss_and_can_be_stored_again(own: ServiceProcess) -
         assert read(store, keys) == list(map(payload_of, keys))
 
 
-def test_verify_and_clear_know_keyed_namespaces(own: ServiceProcess) -> None:
+def test_verify_and_clear_know_keyed_namespaces(own: ServiceHere) -> None:
     keys = keys_of(3)
-    with CacheClient(own.directory, owner="keyed") as client, grpc.insecure_channel(own.target) as channel:
+    with CacheClient(own.address, owner="keyed") as client:
         store = a_store(client, "clear")
         keep(store, keys)
-        [*_, last] = cache_pb2_grpc.AdminStub(channel).Verify(pb.VerifyRequest(bytes_per_second=1 << 30))
+        [*_, last] = cache_pb2_grpc.AdminStub(own.channel()).Verify(
+            pb.VerifyRequest(bytes_per_second=1 << 30)
+        )
         assert (last.done, list(last.damages)) == (True, [])
         assert last.bytes >= len(keys) * SIZE
         assert client.clear(store.digest).blocks == len(keys)
         assert not any(store.contains(keys))
-        own.restart()
+        own.kill()
+        own.start()
         assert not any(store.contains(keys))
 
 

@@ -125,9 +125,10 @@ def test_engines_that_differ_in_what_bytes_depend_on_share_nothing(
         assert again.run(asked, computed) == 3
 
 
-def test_without_a_service_all_is_a_miss_until_it_comes_and_again_after_it_has_gone(tier_module: Any) -> None:
+def test_without_a_service_all_is_a_miss_until_it_comes_and_again_after_it_has_gone(
+    tier_module: Any, service: ServiceProcess
+) -> None:
     with ExitStack() as stack:
-        service = stack.enter_context(running_service())
         service.stop()
         scheduler = stack.enter_context(engine(tier_module, service.directory, rows=512))
         assert scheduler.run(request("absent"), computed) == 0
@@ -145,8 +146,10 @@ def test_without_a_service_all_is_a_miss_until_it_comes_and_again_after_it_has_g
         assert counts(scheduler)["calls_failed"] > 0
 
 
-def test_a_service_that_stands_still_holds_no_request_up_for_long(tier_module: Any) -> None:
-    with running_service() as service, engine(tier_module, service.directory) as scheduler:
+def test_a_service_that_stands_still_holds_no_request_up_for_long(
+    tier_module: Any, service: ServiceProcess
+) -> None:
+    with engine(tier_module, service.directory) as scheduler:
         asked = request("still", 4)
         scheduler.run(asked, computed)
         scheduler.settle()

@@ -75,4 +75,4 @@ class KeyedMachine(RuleBasedStateMachine):
 
 
 TestKeyedMachine = KeyedMachine.TestCase
-TestKeyedMachine.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestKeyedMachine.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
