@@ -16,6 +16,7 @@ class CopyingWorker(OffloadingWorker):
 
     def __init__(self, caches: Any, region: Any, *, row_bytes: int, blocks_per_row: int) -> None:
         self._caches = caches
+        self._region = region
         self._rows = region._base.view(-1, row_bytes)
         self._blocks_per_row = blocks_per_row
         self._begins = []
@@ -64,6 +65,11 @@ class CopyingWorker(OffloadingWorker):
 
     def wait(self, job_ids: set[int]) -> None:
         """Nothing is ever under way."""
+
+    def shutdown(self) -> None:
+        """Who made the pool's file removes it."""
+        self._rows = None
+        self._region.cleanup()
 
 
 class CpuTieringSpec(TieringOffloadingSpec):

@@ -29,6 +29,7 @@ def engine(options: dict[str, Any]) -> LLM:
     transfer = KVTransferConfig(
         kv_connector="OffloadingConnector",
         kv_role="kv_both",
+        engine_id=options["name"],
         kv_load_failure_policy="recompute",
         kv_connector_extra_config={
             "spec_name": "CpuTieringSpec",

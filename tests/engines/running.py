@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
+from uuid import uuid4
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 240.0
@@ -44,7 +45,9 @@ class Engine:
     ) -> None:
         self._python = python
         self._log = log
+        self._name = f"tests-{uuid4().hex}"
         self._options = {
+            "name": self._name,
             "model": str(model),
             "pool_bytes": pool_bytes,
             "device_blocks": 256,
@@ -86,6 +89,7 @@ class Engine:
             finally:
                 self.kill()
             assert status == 0, f"the engine ended with {status}:\n{self.log_end}"
+            assert not self._left_behind, "an engine that ends in order removes its pool's file"
         self.kill()
 
     def kill(self) -> None:
@@ -94,6 +98,13 @@ class Engine:
         self._answers.close()
         assert self._process.stdin is not None
         self._process.stdin.close()
+        for path in self._left_behind:
+            path.unlink()
+
+    @property
+    def _left_behind(self) -> list[Path]:
+        """The pool's file, which an engine that is killed leaves where it is."""
+        return list(Path("/dev/shm").glob(f"vllm_offload_{self._name}*"))
 
     @property
     def log_end(self) -> str:
