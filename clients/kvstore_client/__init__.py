@@ -1,9 +1,11 @@
 """Client of the cache service: grpcio and protobuf are all that it needs."""
 
+from kvstore.prefix.opaque import OpaqueKey
 from kvstore_client.address import InProcessAddress
-from kvstore_client.client import CacheClient, Lookup
+from kvstore_client.client import CacheClient, Contained, Lookup
 from kvstore_client.flight import Flight
 from kvstore_client.handoff import HandoffTake
+from kvstore_client.keyed import KeyedStore
 from kvstore_client.lease import Lease
 from kvstore_client.mapped import MappedItem
 from kvstore_client.prompt import PromptKeys
@@ -32,6 +34,7 @@ __all__ = [
     "CacheClient",
     "Cleared",
     "Committed",
+    "Contained",
     "Costs",
     "Coverage",
     "Deadlines",
@@ -42,10 +45,12 @@ __all__ = [
     "Flight",
     "HandoffTake",
     "InProcessAddress",
+    "KeyedStore",
     "Lease",
     "Lookup",
     "MappedItem",
     "MemoryBudgets",
+    "OpaqueKey",
     "OpenedNamespace",
     "Plan",
     "PromptKeys",

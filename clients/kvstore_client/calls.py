@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from kvstore.errors import GeometryMismatch, InvalidArgument
+from kvstore.errors import GeometryMismatch, InvalidArgument, KvstoreError
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.types import BytesLike, Exactness, Lineage
 from kvstore.v1 import cache_pb2 as pb
@@ -119,6 +119,24 @@ def lookup(
         assumed_costs=costs is not None and costs.assumed,
     )
     return Call("Lookup", request, deadlines.lookup + wait_seconds, _same, repeatable=True)
+
+
+def contains(
+    deadlines: Deadlines, namespace: bytes, keys: Sequence[bytes], *, use: bool, lease: bool
+) -> Call[pb.ContainsReply]:
+    request = pb.ContainsRequest(namespace=namespace, keys=joined_keys(keys), use=use, lease=lease)
+
+    def parse(reply: pb.ContainsReply) -> pb.ContainsReply:
+        if len(reply.held) != len(keys):
+            raise KvstoreError(
+                "the service's answer to Contains is not understood",
+                field="held",
+                value=len(reply.held),
+                allowed=f"{len(keys)}, one per key",
+            )
+        return reply
+
+    return Call("Contains", request, deadlines.lookup, parse, repeatable=True)
 
 
 def reserve(deadlines: Deadlines, namespace: bytes, items: Sequence[ReserveItem]) -> Call[pb.ReserveReply]:

@@ -25,6 +25,7 @@ from kvstore_client.profiles import Profiles
 from kvstore_client.prompt import PromptKeys
 from kvstore_client.reservation import Reservation
 from kvstore_client.values import (
+    NOTHING_PLANNED,
     Cleared,
     Costs,
     Deadlines,
@@ -45,6 +46,14 @@ class Lookup(LookupAnswer):
 
     lease: Lease | None
     flight: Flight | None
+
+
+@dataclass(frozen=True, slots=True)
+class Contained:
+    """Whether each key is held. `lease` is None where it was not asked for and where nothing is held."""
+
+    held: tuple[bool, ...]
+    lease: Lease | None
 
 
 class CacheClient:
@@ -162,6 +171,22 @@ class CacheClient:
         if reply.flight_id:
             flight = Flight(self._link, connection, flight_id=reply.flight_id)
         return Lookup(lease=held, flight=flight, **fields)
+
+    def contains(
+        self, namespace: bytes, keys: Sequence[bytes], *, use: bool = False, lease: bool = False
+    ) -> Contained:
+        """Which of these store keys of a keyed namespace are held, at most KEYS_PER_CALL in one call. With `use` they are used
+        now; with `lease` they are protected too, and its blocks are those of the keys that are held, in their order. KeyedStore
+        does all this, in as many calls as it takes."""
+        call = calls.contains(self._link.deadlines, namespace, keys, use=use, lease=lease)
+        connection, reply = self._link.run_held(call)
+        held = tuple(mark == 1 for mark in reply.held)
+        if not reply.lease_id:
+            return Contained(held, None)
+        return Contained(
+            held,
+            Lease(self._link, connection, self._profiles, reply, namespace=namespace, plan=NOTHING_PLANNED),
+        )
 
     def fetch(
         self, lease: Lease, *, first_block: int, block_count: int, state: bool, verify: bool = True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from kvstore.errors import GeometryMismatch, ProfileError, UnknownNamespace
 from kvstore.profile.base import Profile
+from kvstore.profile.keyed import profile_of
 from kvstore_client.values import OpenedNamespace
 
 
@@ -31,7 +32,7 @@ class KnownProfiles:
         if opened is None:
             raise UnknownNamespace("no such namespace", field="namespace", value=namespace)
         try:
-            profile = Profile.from_geometry(opened.profile_name, opened.geometry)
+            profile = profile_of(opened.profile_name, opened.geometry)
         except ProfileError as error:
             raise GeometryMismatch(
                 f"the namespace's geometry is not understood; use a client and a service of one version: {error}",

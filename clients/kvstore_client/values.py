@@ -76,7 +76,7 @@ class Costs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedNamespace:
     """`digest` is what all other calls name the namespace by, and the parent of its first blocks. `geometry` is the
-    profile's, as Profile.from_geometry reads it. `states_share_tokens`: of how many tokens the states' share of the disk
+    profile's, as kvstore.profile.keyed.profile_of reads it. `states_share_tokens`: of how many tokens the states' share of the disk
     holds the states under this policy, 0 where none are kept."""
 
     digest: bytes
@@ -180,6 +180,26 @@ class Plan:
     @property
     def replay_tokens(self) -> int:
         return self.chosen.replay_tokens
+
+
+NOTHING_PLANNED = Plan(
+    prompt_tokens=0,
+    chosen=Alternative(
+        compute_from=0,
+        state_source=StateSource.NONE,
+        state_at=0,
+        replay_from=0,
+        replay_layer_tokens=0,
+        bytes_ssd=0,
+        bytes_memory=0,
+        seconds=0.0,
+    ),
+    runner_up=None,
+    exactness=Exactness.EXACT,
+    save_states=SaveStates(),
+    blocks_missing=0,
+)
+"""Of a lease that no plan came with: it covers blocks and no state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

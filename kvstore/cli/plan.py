@@ -16,6 +16,7 @@ from kvstore.plan.explain import policies_to_compare, what_if
 from kvstore.plan.planner import ways
 from kvstore.policy.window import WindowPolicy
 from kvstore.profile.base import Profile
+from kvstore.profile.keyed import profile_of
 from kvstore.types import Exactness
 from kvstore_client.values import Alternative as ClientAlternative
 from kvstore_client.values import OpenedNamespace
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         found = client.lookup(
             namespace.digest, prompt.keys, prompt_tokens=prompt.tokens, lease=False, exactness=asked
         )
-    profile = Profile.from_geometry(namespace.profile_name, namespace.geometry)
+    profile = profile_of(namespace.profile_name, namespace.geometry)
     policy = WindowPolicy.parse(namespace.policy, profile)
     coverage = Coverage(**asdict(found.coverage))
     costs = Costs(**{field.name: getattr(found.costs, field.name) for field in fields(Costs)})

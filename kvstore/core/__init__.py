@@ -3,6 +3,7 @@
 from kvstore.core.base import (
     Cleared,
     CommitReport,
+    Contained,
     CoreStatistics,
     Dropped,
     Ended,
@@ -27,6 +28,7 @@ from kvstore.core.namespaces import NamespaceInfo, describe, parse_description
 __all__ = [
     "Cleared",
     "CommitReport",
+    "Contained",
     "Core",
     "CoreStatistics",
     "Dropped",

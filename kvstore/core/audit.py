@@ -151,9 +151,9 @@ def _check_holds(live: Live) -> None:
     wanted = set()
     protected: dict[int, int] = {}
     for lease in live.leases.all():
-        assert all(live.index.is_live(slot) for slot in lease.slots[: lease.intact]), "leased blocks are held"
-        if lease.intact:
-            wanted.add((lease.slots[lease.intact - 1], lease.lease_id))
+        covered = lease.held_slots if lease.apart else lease.slots[: lease.intact]
+        assert all(live.index.is_live(slot) for slot in covered), "leased blocks are held"
+        wanted |= {(slot, lease.lease_id) for slot in lease.held_slots}
         for _, _, entry in lease.states:
             protected[id(entry)] = protected.get(id(entry), 0) + 1
     for reservation in live.reservations.all():

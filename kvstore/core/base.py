@@ -18,6 +18,7 @@ class Limits:
     """What one caller, or all together, may ask for. Past a limit: LimitExceeded with its name."""
 
     keys: int = 65_536
+    contained_keys: int = 256
     prompt_tokens: int = 8_388_608
     namespaces: int = 4_096
     leases: int = 10_000
@@ -39,6 +40,14 @@ class LookupResult(NamedTuple):
     lease_id: int | None
     coverage: Coverage
     costs: Costs
+
+
+class Contained(NamedTuple):
+    """Of each key asked for, a 1 where it is held, else a 0. `lease_id` is None where none was asked for and where nothing is
+    held; else the lease's blocks are those of the keys that are, in their order."""
+
+    held: bytes
+    lease_id: int | None
 
 
 class FetchItem(NamedTuple):

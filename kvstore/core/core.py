@@ -6,11 +6,12 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from kvstore.core import accepting, leaving, lookup, recovery
+from kvstore.core import accepting, keyed, leaving, lookup, recovery
 from kvstore.core.audit import check_integrity, statistics
 from kvstore.core.base import (
     Cleared,
     CommitReport,
+    Contained,
     CoreStatistics,
     Dropped,
     Ended,
@@ -39,6 +40,7 @@ from kvstore.policy.lru import LruPolicy
 from kvstore.policy.window import DEFAULT_POLICY, WindowPolicy
 from kvstore.pool.states import StatePool
 from kvstore.prefix.identity import NamespaceIdentity
+from kvstore.prefix.joined import JoinedKeys
 from kvstore.store.base import Found, Place
 from kvstore.types import ItemId, NamespaceDigest, Tier
 
@@ -205,6 +207,34 @@ class Core(LongWork):
             lease=lease,
             exact_only=exact_only,
             held=held,
+        )
+
+    def contains(
+        self,
+        namespace: bytes,
+        keys: JoinedKeys,
+        *,
+        session: str,
+        now_mono: float,
+        now_wall: float,
+        use: bool,
+        lease: bool,
+    ) -> Contained:
+        """Which of these keys of a keyed namespace are held. With `use`, and with `lease`, they are used now, the last one first;
+        with `lease` they are protected until it ends.
+
+        UnknownNamespace; InvalidArgument for a namespace that is not keyed; LimitExceeded for keys and leases past their
+        limits.
+        """
+        return keyed.contains(
+            self._live,
+            namespace,
+            keys,
+            session=session,
+            now_mono=now_mono,
+            now_wall=now_wall,
+            use=use,
+            lease=lease,
         )
 
     def lease(self, lease_id: int, session: str, now_mono: float) -> Lease:

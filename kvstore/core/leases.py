@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kvstore.core.deadlines import Deadlines
 from kvstore.core.holds import Holds
+from kvstore.core.index import NO_SLOT
 from kvstore.core.states import StateEntry
 from kvstore.errors import LimitExceeded, UnknownLease
 from kvstore.pool.states import StatePin
@@ -22,6 +23,8 @@ class Lease:
     The rest is the core's: `slots` are the blocks' slots, of which the first `intact` are still there (damage and
     clearing take away what is leased too). The state lies in the pool (`pool_pin`) or on SSD: `states` are the number
     of its block, its kind and its entry, one for a checkpoint, one per block that is read for rows.
+
+    apart: its blocks are no chain, each is protected by itself, and one that has left is NO_SLOT among `slots`.
     """
 
     lease_id: int
@@ -35,6 +38,20 @@ class Lease:
     intact: int
     pool_pin: StatePin | None = None
     states: tuple[tuple[int, ItemKind, StateEntry], ...] = ()
+    apart: bool = False
+
+    @property
+    def held_slots(self) -> list[int]:
+        """Those that must not be evicted: of a chain its deepest block's that is there."""
+        if self.apart:
+            return [slot for slot in self.slots if slot != NO_SLOT]
+        return [self.slots[self.intact - 1]] if self.intact else []
+
+    def covers_slot(self, slot: int, number: int) -> bool:
+        """Whether it covers the block `slot`, which is number `number` of its chain."""
+        if self.apart:
+            return slot in self.slots
+        return number < self.intact and self.slots[number] == slot
 
     @property
     def covers_state(self) -> bool:
@@ -110,17 +127,21 @@ class LeaseTable:
         slots: array[int],
         state_at: int,
         now: float,
+        apart: bool = False,
     ) -> Lease:
-        """A lease on the chain `slots`; its state is the caller's to protect. The id was never used before."""
+        """A lease on the chain `slots`, or on each of them (`apart`); its state is the caller's to protect. The id was never used
+        before."""
         blocks, deadline = len(slots), now + self._seconds
         lease = Lease(lease_id, session, namespace, blocks, state_at, now, deadline, slots, blocks)
+        lease.apart = apart
         self._leases[lease_id] = lease
         mine = self._sessions.get(session)
         if mine is None:
             mine = self._sessions[session] = set()
         mine.add(lease_id)
         self._deadlines.set(lease_id, deadline)
-        self._holds.hold(slots[-1], lease_id)
+        for slot in lease.held_slots:
+            self._holds.hold(slot, lease_id)
         self._blocks[session] += blocks
         self._all_blocks += blocks
         return lease
@@ -178,18 +199,22 @@ class LeaseTable:
             return lease
         return None
 
-    def block_removed(self, lease_id: int, number: int) -> None:
+    def block_removed(self, lease_id: int, slot: int, number: int) -> None:
         """Block `number` of what the lease covers has left in spite of it, and nothing after it is there any more.
-        The hold moves to the block before."""
+        The hold moves to the block before. Where its blocks are apart, the one in `slot` has left and all others stay."""
         lease = self._leases.get(lease_id)
-        if lease is not None:
+        if lease is not None and lease.apart:
+            for at, each in enumerate(lease.slots):
+                if each == slot:
+                    lease.slots[at] = NO_SLOT
+        elif lease is not None:
             lease.intact = number
             if number:
                 self._holds.hold(lease.slots[number - 1], lease_id)
 
     def covers(self, slot: int, number: int) -> bool:
         """Whether any lease covers the block `slot`, which is number `number` of its chain. Walks all leases."""
-        return any(number < lease.intact and lease.slots[number] == slot for lease in self._leases.values())
+        return any(lease.covers_slot(slot, number) for lease in self._leases.values())
 
     def all(self) -> list[Lease]:
         return list(self._leases.values())
@@ -201,8 +226,8 @@ class LeaseTable:
         if not mine:
             del self._sessions[lease.session]
         self._deadlines.discard(lease.lease_id)
-        if lease.intact:
-            self._holds.release(lease.slots[lease.intact - 1], lease.lease_id)
+        for slot in lease.held_slots:
+            self._holds.release(slot, lease.lease_id)
         self._all_blocks -= lease.blocks
         self._blocks[lease.session] -= lease.blocks
         if not self._blocks[lease.session]:

@@ -192,7 +192,7 @@ class Live:
         place = self.place(slot)
         left.append(Gone(info.digest, ItemId(key, ItemKind.BLOCK), place))
         for owner in sorted(self.holds.removed(slot)):
-            self.leases.block_removed(owner, number)
+            self.leases.block_removed(owner, slot, number)
             self.reservations.block_removed(owner, slot)
         self.ranks.on_remove(slot)
         self.segments.remove(place.segment_id)

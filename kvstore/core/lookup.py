@@ -9,6 +9,7 @@ import numpy as np
 
 from kvstore.core.base import FetchItem, LookupResult
 from kvstore.core.held import covered, held_prefix, unexpired
+from kvstore.core.index import NO_SLOT
 from kvstore.core.leases import Lease
 from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo
@@ -43,6 +44,7 @@ def lookup(
 ) -> LookupResult:
     """See Core.lookup."""
     info = live.namespaces.get(namespace)
+    info.check_prefix()
     keys = _checked(live, info, keys, prompt_tokens)
     if held is None:
         held = held_prefix(live, info, keys)
@@ -88,10 +90,10 @@ def fetch_list(
     check_fetch(lease, first_block=first_block, block_count=block_count, want_state=want_state)
     items: list[FetchItem | None] = []
     for number in range(first_block, first_block + block_count):
-        if number >= lease.intact:
+        slot = lease.slots[number] if number < lease.intact else NO_SLOT
+        if slot == NO_SLOT:
             items.append(None)
             continue
-        slot = lease.slots[number]
         items.append(
             FetchItem(
                 ItemId(live.index.key(slot), ItemKind.BLOCK),
@@ -112,6 +114,8 @@ def fetch_places(
     """See Core.fetch_places."""
     check_fetch(lease, first_block=first_block, block_count=block_count, want_state=False)
     slots = lease.slots[first_block : min(first_block + block_count, lease.intact)]
+    if lease.apart and NO_SLOT in slots:
+        slots = slots[: slots.index(NO_SLOT)]
     if not slots:
         return []
     segment, offset, length = live.index.segment, live.index.offset, live.place(slots[0]).length

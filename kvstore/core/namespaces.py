@@ -10,11 +10,15 @@ from kvstore.plan.figures import Figures, figures_of
 from kvstore.policy.window import WindowPolicy, check_share, share_tokens
 from kvstore.prefix.identity import TEXT_FIELDS, NamespaceIdentity
 from kvstore.profile.base import Profile
+from kvstore.profile.keyed import profile_of
 from kvstore.types import ItemKind, NamespaceDigest
 
 DESCRIPTION_VERSION = 1
 
 MAX_NAME = 128
+
+KEYED_POLICY = "zero"
+"""The only one of a keyed namespace, which has no states."""
 
 NAMES_PER_NAMESPACE = 4
 
@@ -36,6 +40,26 @@ class NamespaceInfo:
     @property
     def profile(self) -> Profile:
         return self.identity.profile
+
+    def check_prefix(self) -> None:
+        """Raise InvalidArgument unless it holds prompts' blocks."""
+        if self.profile.is_keyed:
+            raise InvalidArgument(
+                "a keyed namespace has no prompts, plans and states",
+                field="namespace",
+                value=self.name,
+                allowed="Contains, Reserve of blocks, and Fetch or Map of whole blocks",
+            )
+
+    def check_keyed(self) -> None:
+        """Raise InvalidArgument unless its keys stand for themselves."""
+        if not self.profile.is_keyed:
+            raise InvalidArgument(
+                "the blocks of a prefix namespace count with those before them only",
+                field="namespace",
+                value=self.name,
+                allowed="Lookup, or a keyed namespace",
+            )
 
     def lengths(self, kind: ItemKind) -> tuple[int, ...]:
         """The payload lengths that an item of this kind may have."""
@@ -112,8 +136,8 @@ class NamespaceTable:
                 value=len(self._by_digest) + 1,
                 allowed=f"{self._most}",
             )
-        text = policy or self._default_policy
         profile = identity.profile
+        text = policy or (KEYED_POLICY if profile.is_keyed else self._default_policy)
         chosen = WindowPolicy.parse(text, profile) if is_found else self.policy_for(profile, text)
         number = next(number for number in range(len(self._by_number) + 1) if number not in self._by_number)
         made = NamespaceInfo(digest, name, identity, chosen, number, figures_of(identity.profile))
@@ -141,6 +165,10 @@ class NamespaceTable:
     def policy_for(self, profile: Profile, text: str) -> WindowPolicy:
         """Raises InvalidArgument for what is no policy of the profile, PolicyTooLarge for what the share does not hold."""
         policy = WindowPolicy.parse(text, profile)
+        if profile.is_keyed and text != KEYED_POLICY:
+            raise InvalidArgument(
+                "a keyed namespace has no states to keep", field="policy", value=text, allowed=KEYED_POLICY
+            )
         self._share.check(policy, profile)
         return policy
 
@@ -149,8 +177,9 @@ class NamespaceTable:
         return self._share.tokens(info.policy, info.profile)
 
     def share_states(self, info: NamespaceInfo) -> int:
-        """How many whole states of the namespace the share holds."""
-        return self._share.share_bytes // info.figures.state_bytes
+        """How many whole states of the namespace the share holds; 0 where there are none."""
+        size = info.figures.state_bytes
+        return self._share.share_bytes // size if size else 0
 
     def check_share(self, info: NamespaceInfo) -> None:
         """Raise PolicyTooLarge where a namespace that was found keeps more than the share holds."""
@@ -205,7 +234,7 @@ def parse_description(payload: bytes) -> tuple[NamespaceIdentity, str, str]:
         fields = json.loads(payload)
         version = fields.pop("version")
         name, policy = fields.pop("name"), fields.pop("policy")
-        profile = Profile.from_geometry(fields.pop("profile"), fields.pop("geometry").encode())
+        profile = profile_of(fields.pop("profile"), fields.pop("geometry").encode())
         identity = NamespaceIdentity(profile, **fields)
         valid = version == DESCRIPTION_VERSION and isinstance(name, str) and isinstance(policy, str)
         valid = valid and describe(identity, name, policy) == payload

@@ -124,6 +124,13 @@ def _check_not_over(made: Reservation) -> None:
 
 def _check_item(info: NamespaceInfo, index: int, item: ReserveItem) -> None:
     figures, at = info.figures, f"items[{index}]"
+    if info.profile.is_keyed and (item.kind is not ItemKind.BLOCK or item.position != 1):
+        raise InvalidArgument(
+            "in a keyed namespace each block stands for itself",
+            field=f"{at}.{'position' if item.kind is ItemKind.BLOCK else 'kind'}",
+            value=item.position if item.kind is ItemKind.BLOCK else item.kind,
+            allowed="BLOCK at position 1, whose parent is the namespace digest",
+        )
     if item.kind is not ItemKind.BLOCK and item.kind not in STATE_KINDS:
         raise InvalidArgument(
             "unknown kind of item", field=f"{at}.kind", value=item.kind, allowed="BLOCK, STATE, ROWS"

@@ -72,6 +72,11 @@ class Profile:
     def __post_init__(self) -> None:
         _check(self)
 
+    @property
+    def is_keyed(self) -> bool:
+        """Whether its namespaces hold payloads under opaque keys, instead of prompts' blocks (kvstore.profile.keyed)."""
+        return False
+
     # ---- schedule -------------------------------------------------------------------------------------------
 
     @property

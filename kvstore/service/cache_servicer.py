@@ -10,10 +10,11 @@ import grpc.aio
 from kvstore.core import ReserveItem, ReserveOutcome
 from kvstore.errors import InvalidArgument, UnknownReservation
 from kvstore.prefix.identity import NamespaceIdentity
+from kvstore.prefix.joined import JoinedKeys
 from kvstore.service import encode
 from kvstore.service.arena_calls import ArenaCalls
 from kvstore.service.delivery import send_head
-from kvstore.service.engine import Engine
+from kvstore.service.engine import NO_SESSION, Engine
 from kvstore.service.fetch_calls import FetchCalls
 from kvstore.service.frames import Incoming, Receiver
 from kvstore.service.handoff_calls import HandoffCalls
@@ -73,6 +74,19 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def EndFlight(self, request: pb.EndFlightRequest, context: Context) -> pb.EndFlightReply:
         return pb.EndFlightReply(
             was_open=self._engine.flights.end(request.flight_id, self._session(context).id)
+        )
+
+    @answering
+    async def Contains(self, request: pb.ContainsRequest, context: Context) -> pb.ContainsReply:
+        engine = self._engine
+        session = self._session(context).id if request.lease else NO_SESSION
+        digest = encode.take_digest(request.namespace)
+        keys = JoinedKeys(request.keys)
+        found = engine.contains(digest, keys, session=session, use=request.use, lease=request.lease)
+        return pb.ContainsReply(
+            held=found.held,
+            lease_id=found.lease_id or 0,
+            lease_seconds=engine.core.lease_seconds if found.lease_id else 0.0,
         )
 
     @answering

@@ -10,6 +10,7 @@ from kvstore.errors import InvalidArgument, LimitExceeded, ProfileError
 from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan
 from kvstore.prefix.joined import JoinedKeys
 from kvstore.profile.base import MAX_BLOCK_TOKENS, Profile
+from kvstore.profile.keyed import profile_of
 from kvstore.types import KEY_BYTES, Checks, Durability, Exactness, ItemKind, Lineage, StateSource
 from kvstore.v1 import cache_pb2 as pb
 
@@ -168,7 +169,7 @@ def take_profile(message: pb.Profile) -> Profile:
             "no profile given", field="profile.name", value="", allowed="1 to 128 characters"
         )
     try:
-        return Profile.from_geometry(message.name, message.geometry)
+        return profile_of(message.name, message.geometry)
     except ProfileError as error:
         raise InvalidArgument(f"the profile cannot be used: {error}") from error
 

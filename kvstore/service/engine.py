@@ -16,6 +16,7 @@ from kvstore.config import ServiceConfig
 from kvstore.core import (
     Cleared,
     CommitReport,
+    Contained,
     Core,
     Dropped,
     FetchItem,
@@ -31,6 +32,7 @@ from kvstore.errors import Draining, KvstoreError, LimitExceeded, Unavailable, U
 from kvstore.memory import Arenas
 from kvstore.plan.base import Costs, RestorePlan
 from kvstore.pool.handoffs import HandoffTable
+from kvstore.prefix.joined import JoinedKeys
 from kvstore.profile.base import Profile
 from kvstore.service.acceptance import Acceptance
 from kvstore.service.activity import Activity
@@ -191,6 +193,27 @@ class Engine:
             counts["lookup_hit_tokens_total"] += way.compute_from
             counts[_PLAN_COUNTS[way.state_source]] += 1
             counts["lookup_hits_total" if way.compute_from else "lookup_misses_total"] += 1
+        return found
+
+    def contains(
+        self, namespace: bytes, keys: JoinedKeys, *, session: str, use: bool, lease: bool
+    ) -> Contained:
+        """As Core.contains."""
+        if lease:
+            self.check_open()
+        mono = self.time.monotonic()
+        found = self.core.contains(
+            namespace,
+            keys,
+            session=session,
+            use=use,
+            lease=lease,
+            now_mono=mono,
+            now_wall=self.time.wall_at(mono),
+        )
+        self.counts["contains_total"] += 1
+        self.counts["contains_keys_total"] += len(found.held)
+        self.counts["contains_held_total"] += found.held.count(1)
         return found
 
     def lease(self, lease_id: int, session: str) -> Lease:

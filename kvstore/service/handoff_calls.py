@@ -69,6 +69,7 @@ class HandoffCalls:
     def _check(self, header: pb.HandoffHeader) -> None:
         engine = self._engine
         info = engine.core.namespace(encode.take_digest(header.namespace, field="header.namespace"))
+        info.check_prefix()
         if not 1 <= header.position <= POSITION_MAX:
             raise InvalidArgument(
                 "a state has a position",

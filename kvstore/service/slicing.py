@@ -30,6 +30,13 @@ def cuts_of(profile: Profile, *, slices: int, block_count: int) -> Sequence[Laye
             value=slices,
             allowed="0 or 1 with block_count = 0",
         )
+    if profile.is_keyed:
+        raise InvalidArgument(
+            "payloads of a keyed namespace have no layers to be cut by",
+            field="slices",
+            value=slices,
+            allowed="0 or 1",
+        )
     return layer_slices(profile, slices)
 
 

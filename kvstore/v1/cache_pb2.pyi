@@ -746,3 +746,25 @@ class ListNamespacesReply(_message.Message):
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     namespaces: _containers.RepeatedCompositeFieldContainer[Namespace]
     def __init__(self, namespaces: _Optional[_Iterable[_Union[Namespace, _Mapping]]] = ...) -> None: ...
+
+class ContainsRequest(_message.Message):
+    __slots__ = ("namespace", "keys", "use", "lease")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    USE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    keys: bytes
+    use: bool
+    lease: bool
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., use: bool = ..., lease: bool = ...) -> None: ...
+
+class ContainsReply(_message.Message):
+    __slots__ = ("held", "lease_id", "lease_seconds")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    held: bytes
+    lease_id: int
+    lease_seconds: float
+    def __init__(self, held: _Optional[bytes] = ..., lease_id: _Optional[int] = ..., lease_seconds: _Optional[float] = ...) -> None: ...

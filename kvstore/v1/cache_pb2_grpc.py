@@ -119,6 +119,11 @@ class CacheStub(object):
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.DropHandoffRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_cache__pb2.DropHandoffReply.FromString,
                 _registered_method=True)
+        self.Contains = channel.unary_unary(
+                '/kvstore.v1.Cache/Contains',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.ContainsRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.ContainsReply.FromString,
+                _registered_method=True)
 
 
 class CacheServicer(object):
@@ -252,6 +257,13 @@ class CacheServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Contains(self, request, context):
+        """Which keys of a keyed namespace are held, and protect those. Needs a session where `lease` is set.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -339,6 +351,11 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.DropHandoff,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.DropHandoffRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_cache__pb2.DropHandoffReply.SerializeToString,
+            ),
+            'Contains': grpc.unary_unary_rpc_method_handler(
+                    servicer.Contains,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.ContainsRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.ContainsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -800,6 +817,33 @@ class Cache(object):
             '/kvstore.v1.Cache/DropHandoff',
             kvstore_dot_v1_dot_cache__pb2.DropHandoffRequest.SerializeToString,
             kvstore_dot_v1_dot_cache__pb2.DropHandoffReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Contains(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Cache/Contains',
+            kvstore_dot_v1_dot_cache__pb2.ContainsRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.ContainsReply.FromString,
             options,
             channel_credentials,
             insecure,

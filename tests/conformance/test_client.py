@@ -30,10 +30,20 @@ from kvstore.errors import (
     UnknownTicket,
 )
 from kvstore.memory import why_not_mapped
+from kvstore.prefix.identity import NamespaceIdentity
+from kvstore.prefix.opaque import OpaqueKey, store_key
+from kvstore.profile.keyed import KeyedProfile
 from kvstore.profile.layout import layer_slices
 from kvstore.profile.registry import get_profile
 from kvstore.types import Durability, ItemKind, Lineage, StateSource
-from kvstore_client import CacheClient, Committed, FetchedSlice, OpenedNamespace, ReserveOutcome
+from kvstore_client import (
+    CacheClient,
+    Committed,
+    FetchedSlice,
+    OpenedNamespace,
+    ReserveItem,
+    ReserveOutcome,
+)
 from kvstore_client.aio import AsyncCacheClient
 from tests.support.blocking import Blocking, LoopThread
 from tests.support.calls import GONE, look, within
@@ -305,6 +315,30 @@ def test_a_released_lease_is_refused_by_name(ground: Ground, client: CacheClient
         ground.read(client, found)
     with pytest.raises(InvalidArgument, match="block_count"):
         list(client.fetch(look(client, chain).lease, first_block=0, block_count=0, state=False))
+
+
+def test_payloads_under_opaque_keys_are_found_each_by_itself(
+    ground: Ground, client: CacheClient, request: pytest.FixtureRequest
+) -> None:
+    profile = KeyedProfile(name="rows", payload_bytes=3000)
+    identity = NamespaceIdentity(profile, "w1", "", tenant_salt=request.node.name)
+    rows = client.open_namespace(identity, name=f"{request.node.name} rows"[:128])
+    names = [store_key(rows.digest, OpaqueKey(b"key", group)) for group in range(3)]
+    kept = [
+        ReserveItem(kind=ItemKind.BLOCK, key=name, parent=rows.digest, position=1, length=3000)
+        for name in names[:2]
+    ]
+    assert client.contains(rows.digest, names, lease=True).lease is None
+    with client.reserve(rows.digest, kept) as reservation:
+        reservation.write({0: b"a" * 3000, 1: b"b" * 3000})
+        reservation.commit()
+    found = client.contains(rows.digest, [names[2], names[1], names[0]], lease=True)
+    assert found.held == (False, True, True)
+    with found.lease as lease:
+        items = list(
+            getattr(client, ground.transport.reads)(lease, first_block=0, block_count=2, state=False)
+        )
+        assert [bytes(item.payload) for item in items] == [b"b" * 3000, b"a" * 3000]
 
 
 # ---- reservations -------------------------------------------------------------------------------------------

@@ -11,7 +11,14 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Self
 
-from kvstore_client.aio import AsyncFlight, AsyncHandoffTake, AsyncLease, AsyncLookup, AsyncReservation
+from kvstore_client.aio import (
+    AsyncContained,
+    AsyncFlight,
+    AsyncHandoffTake,
+    AsyncLease,
+    AsyncLookup,
+    AsyncReservation,
+)
 
 _HANDLES = (AsyncLease, AsyncFlight, AsyncHandoffTake, AsyncReservation)
 
@@ -78,6 +85,8 @@ class Blocking:
                 for name in ("lease", "flight")
             }
             return dataclasses.replace(answer, **granted)  # type: ignore[arg-type]
+        if isinstance(answer, AsyncContained) and answer.lease is not None:
+            return dataclasses.replace(answer, lease=Blocking(answer.lease, self._thread))  # type: ignore[arg-type]
         return answer
 
     def __enter__(self) -> Self:

@@ -26,6 +26,7 @@ from kvstore_client.mapped import MappedItem
 from kvstore_client.profiles import KnownProfiles
 from kvstore_client.prompt import PromptKeys
 from kvstore_client.values import (
+    NOTHING_PLANNED,
     Cleared,
     Costs,
     Deadlines,
@@ -45,6 +46,14 @@ class AsyncLookup(LookupAnswer):
 
     lease: AsyncLease | None
     flight: AsyncFlight | None
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncContained:
+    """As Contained."""
+
+    held: tuple[bool, ...]
+    lease: AsyncLease | None
 
 
 class AsyncCacheClient:
@@ -145,6 +154,21 @@ class AsyncCacheClient:
         if reply.flight_id:
             flight = AsyncFlight(self._link, connection, flight_id=reply.flight_id)
         return AsyncLookup(lease=held, flight=flight, **fields)
+
+    async def contains(
+        self, namespace: bytes, keys: Sequence[bytes], *, use: bool = False, lease: bool = False
+    ) -> AsyncContained:
+        """As CacheClient.contains."""
+        call = calls.contains(self._link.deadlines, namespace, keys, use=use, lease=lease)
+        connection, reply = await self._link.run_held(call)
+        held = tuple(mark == 1 for mark in reply.held)
+        if not reply.lease_id:
+            return AsyncContained(held, None)
+        plan = NOTHING_PLANNED
+        return AsyncContained(
+            held,
+            AsyncLease(self._link, connection, self._profile_of, reply, namespace=namespace, plan=plan),
+        )
 
     def fetch(
         self, lease: AsyncLease, *, first_block: int, block_count: int, state: bool, verify: bool = True

@@ -31,7 +31,7 @@ class AsyncLease(Protection):
         link: AsyncLink,
         connection: AsyncConnection,
         profile_of: AskProfile,
-        reply: pb.LookupReply,
+        reply: pb.LookupReply | pb.ContainsReply,
         *,
         namespace: bytes,
         plan: Plan,

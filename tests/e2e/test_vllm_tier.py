@@ -1,0 +1,322 @@
+"""The tier as vLLM calls it, over a real service; vLLM itself is a double here, and the real one in tests/engines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvstore.errors import ConfigError, InvalidArgument
+from kvstore.profile.registry import get_profile
+from kvstore_client import CacheClient
+from kvstore_vllm.figures import FIGURES, metric_of
+from kvstore_vllm.register import register
+from tests.support.service import ServiceProcess, running_service
+from tests.support.vllm_double import (
+    ROW,
+    ROWS,
+    Medium,
+    Request,
+    Scheduler,
+    SecondaryTierFactory,
+    spec,
+    vllm_double,
+)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[ServiceProcess]:
+    with running_service() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def tier_module() -> Iterator[Any]:
+    with vllm_double() as module:
+        yield module
+
+
+@contextmanager
+def engine(
+    module: Any,
+    address: Path,
+    *,
+    changed: dict[str, Any] | None = None,
+    rows: int = ROWS,
+    row: int = ROW,
+    **own: Any,
+) -> Iterator[Scheduler]:
+    pool = bytearray(rows * row)
+    view = memoryview(pool).cast("B", (rows, row))
+    tier = module.KvstoreTier(
+        offloading_spec=spec(**changed or {}),
+        primary_kv_view=view,
+        tier_type="kvstore",
+        backpressure_detector=None,
+        address=str(address),
+        **own,
+    )
+    try:
+        yield Scheduler(tier, pool, row=row)
+    finally:
+        tier.shutdown()
+        view.release()
+
+
+def request(name: str, count: int = 8, groups: int = 1) -> Request:
+    keys = [
+        b"%s-%d" % (name.encode(), number) + group.to_bytes(4, "big")
+        for group in range(groups)
+        for number in range(count)
+    ]
+    places = {key: (at % count + 1) * 32 for at, key in enumerate(keys)}
+    return Request(name, keys, places)
+
+
+def computed(key: bytes) -> bytes:
+    return (key * ROW)[:ROW]
+
+
+def counts(scheduler: Scheduler) -> dict[str, float]:
+    stats = scheduler.tier.get_stats()
+    return {} if stats is None else {name.rpartition("_kvstore_")[2]: n for name, n in stats.counters.items()}
+
+
+def test_what_one_engine_computed_another_loads(tier_module: Any, service: ServiceProcess) -> None:
+    asked = request("shared", groups=2)
+    with engine(tier_module, service.directory) as first:
+        assert first.run(asked, computed) == 0
+        first.settle()
+        assert counts(first) == {"keys_asked": 16, "rows_stored": 16}
+    with engine(tier_module, service.directory) as second:
+        assert second.run(asked, computed) == 16
+        assert [second.bytes_of(key) for key in asked.keys] == list(map(computed, asked.keys))
+        longer = Request("longer", [*asked.keys, b"more\0\0\0\0"])
+        assert second.run(longer, computed) == 0, "what the pool holds is not asked for"
+        second.settle()
+        assert counts(second)["rows_loaded"] == 16
+
+
+def test_engines_that_differ_in_what_bytes_depend_on_share_nothing(
+    tier_module: Any, service: ServiceProcess
+) -> None:
+    asked = request("apart", 3)
+    with engine(tier_module, service.directory, salt="a") as first:
+        first.run(asked, computed)
+        first.settle()
+    others: list[dict[str, Any]] = [
+        {"salt": "../a"},
+        {"salt": "a", "revision": "2"},
+        {"salt": "a", "changed": {"model": SimpleNamespace(name="tiny", dtype="bfloat16")}},
+        {"salt": "a", "changed": {"kv_cache_layout": "BLHNC"}},
+        {"salt": "a", "changed": {"kv_cache_layout": "BLHNC", "canonical_layout": True}},
+    ]
+    for other in others:
+        with engine(tier_module, service.directory, **other) as scheduler:
+            assert scheduler.run(asked, computed) == 0
+    with engine(tier_module, service.directory, salt="a") as again:
+        assert again.run(asked, computed) == 3
+
+
+def test_without_a_service_all_is_a_miss_until_it_comes_and_again_after_it_has_gone(
+    tier_module: Any, service: ServiceProcess
+) -> None:
+    with ExitStack() as stack:
+        service.stop()
+        scheduler = stack.enter_context(engine(tier_module, service.directory, rows=512))
+        assert scheduler.run(request("absent"), computed) == 0
+        scheduler.settle()
+        assert not any(result.success for result in scheduler.results)
+        service.start()
+        stored = until_stored(scheduler, "there")
+        service.kill()
+        assert scheduler.run(request("killed"), computed) == 0
+        scheduler.settle()
+        service.start()
+        until_stored(scheduler, "back")
+        other = stack.enter_context(engine(tier_module, service.directory))
+        assert other.run(stored, computed) == len(stored.keys)
+        assert counts(scheduler)["calls_failed"] > 0
+
+
+def test_a_service_that_stands_still_holds_no_request_up_for_long(
+    tier_module: Any, service: ServiceProcess
+) -> None:
+    with engine(tier_module, service.directory) as scheduler:
+        asked = request("still", 4)
+        scheduler.run(asked, computed)
+        scheduler.settle()
+        with service.suspended():
+            begin = time.monotonic()
+            for number in range(3):
+                assert scheduler.run(request(f"still{number}", 4), computed) == 0
+            took = time.monotonic() - begin
+        # Each waits for the answer as long as it was told to, and the last one's step may be late on a busy machine.
+        assert took < 3 * 1.0 + 10.0
+        assert counts(scheduler)["calls_failed"] > 0
+        scheduler.settle()
+        until_stored(scheduler, "again")
+
+
+def until_stored(scheduler: Scheduler, name: str) -> Request:
+    """Requests until one is stored: after a failure the client does not call for a moment."""
+    for number in range(50):
+        asked = request(f"{name}{number}", 1)
+        scheduler.results.clear()
+        scheduler.run(asked, computed)
+        scheduler.settle()
+        if all(result.success for result in scheduler.results):
+            return asked
+    raise AssertionError("the service was not reached again")
+
+
+def test_what_is_lost_between_lookup_and_load_is_computed(tier_module: Any, service: ServiceProcess) -> None:
+    asked = request("lost", 6)
+    with engine(tier_module, service.directory, salt="lost") as first:
+        first.run(asked, computed)
+        first.settle()
+    with (
+        engine(tier_module, service.directory, salt="lost") as second,
+        CacheClient(service.directory, owner="admin") as admin,
+    ):
+        submit = second.tier.submit_load
+
+        def lose(job: Any) -> None:
+            admin.clear(second.tier._tier._store.digest)
+            submit(job)
+
+        second.tier.submit_load = lose
+        assert second.run(asked, computed) == 0
+        assert [second.bytes_of(key) for key in asked.keys] == list(map(computed, asked.keys))
+        second.settle()
+        assert counts(second)["rows_load_failed"] == 6
+
+
+V4_ROW = 1_003_520
+"""A block of 1,002,240 bytes, which is what vLLM moves of DeepSeek V4 for any of its groups, in whole pages."""
+V4_GROUPS = {0: (64, 2), 1: (64, 2), 2: (256, 0), 3: (4, 2), 4: (8, 16)}
+"""Of each: tokens of a block, and how many blocks before a boundary a resume needs; 0: all of them."""
+
+
+def v4_prompt(tokens: int) -> Request:
+    """The keys that a resume at the end of `tokens` tokens needs, group by group."""
+    keys, places = [], {}
+    for group, (size, window) in V4_GROUPS.items():
+        last = tokens // size
+        for number in range(last - window if window else 0, last):
+            key = b"v4-%d" % number + group.to_bytes(4, "big")
+            keys.append(key)
+            places[key] = (number + 1) * size
+    return Request(f"v4-{tokens}", keys, places)
+
+
+def test_the_five_groups_of_deepseek_v4_at_full_size(tier_module: Any, service: ServiceProcess) -> None:
+    groups = tuple(
+        SimpleNamespace(tokens_per_block=size, layer_names=(f"g{group}",), group_id=group)
+        for group, (size, _) in V4_GROUPS.items()
+    )
+    size = {"changed": {"groups": groups}, "rows": 32, "row": V4_ROW}
+
+    def made(key: bytes) -> bytes:
+        return key.ljust(1024, b".") * (V4_ROW // 1024)
+
+    asked = v4_prompt(1024)
+    with (
+        engine(tier_module, service.directory, **size) as first,
+        CacheClient(service.directory, owner="admin") as admin,
+    ):
+        before = admin.stats()
+        first.run(asked, made)
+        first.settle()
+        after = admin.stats()
+    stored = after["committed_bytes_total"] - before["committed_bytes_total"]
+    entries = 4 * V4_ROW
+    boundary = 22 * V4_ROW
+    assert stored == entries + boundary
+    assert boundary == 22_077_440
+    assert 6 < boundary / get_profile("deepseek-v4-flash").state_bytes < 6.2
+    with engine(tier_module, service.directory, **size) as second:
+        assert second.run(asked, made) == len(asked.keys) == 26
+        assert all(second.bytes_of(key) == made(key) for key in asked.keys)
+        second.settle()
+
+
+def test_what_was_stored_is_told_to_subscribers(tier_module: Any, service: ServiceProcess) -> None:
+    asked = request("events", 4)
+    with engine(tier_module, service.directory, enable_kv_events=True, locality="LOCAL") as scheduler:
+        assert list(scheduler.tier.take_events()) == []
+        scheduler.run(asked, computed)
+        scheduler.settle()
+        [event] = scheduler.tier.take_events()
+        assert (event.keys, event.medium, event.removed) == (asked.keys, Medium.STORAGE, False)
+        assert event.locality.name == "LOCAL"
+        assert list(scheduler.tier.take_events()) == []
+
+
+def test_drain_leaves_every_job_with_a_result(tier_module: Any, service: ServiceProcess) -> None:
+    with engine(tier_module, service.directory, rows=256) as scheduler:
+        for number in range(4):
+            scheduler.run(request(f"drain{number}", 16), computed)
+        scheduler.tier.drain_jobs()
+        scheduler._poll()
+        assert scheduler.jobs == {}
+        assert not scheduler.tier.has_pending_work()
+
+
+def test_wrong_configuration_is_refused_at_the_start(tier_module: Any, service: ServiceProcess) -> None:
+    for own, error in (
+        ({"colour": "red"}, ConfigError),
+        ({"store_rows": -1}, ConfigError),
+        ({"token_file": "/no/such"}, InvalidArgument),
+        ({"locality": "NOWHERE"}, ValueError),
+    ):
+        with pytest.raises(error), engine(tier_module, service.directory, **own):
+            pass
+
+
+@pytest.mark.parametrize("version", ["0.31.1", "0.34.0", "1.0", "0.3", "0.320.0", "unknown"])
+def test_another_engine_version_is_refused_by_name(version: str, service: ServiceProcess) -> None:
+    with (
+        vllm_double(version) as module,
+        pytest.raises(ConfigError, match=r"0\.32 and 0\.33"),
+        engine(module, service.directory),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("version", ["0.32", "0.32.0", "0.33.0+cpu", "0.33.1.dev5"])
+def test_supported_versions_are_known_by_their_numbers(version: str, service: ServiceProcess) -> None:
+    with vllm_double(version) as module, engine(module, service.directory):
+        pass
+
+
+def test_every_count_is_a_metric(tier_module: Any) -> None:
+    made = tier_module.KvstoreTier.build_metric_definitions({})
+    assert set(made) == {metric_of(name) for name in FIGURES}
+
+
+def test_the_entry_point_makes_a_short_name_known_and_never_raises() -> None:
+    with vllm_double():
+        register()
+        register()
+        assert SecondaryTierFactory.registered == {"kvstore": ("kvstore_vllm.tier", "KvstoreTier")}
+
+
+def test_without_the_engine_all_but_its_adapter_can_be_imported() -> None:
+    program = (
+        "import sys; sys.modules['vllm'] = None\n"
+        "import kvstore_vllm.rows, kvstore_vllm.settings, kvstore_vllm.identity, kvstore_vllm.register as r\n"
+        "r.register()\n"
+        "print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["False", "False"]

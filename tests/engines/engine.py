@@ -1,0 +1,89 @@
+"""One engine process that answers requests on stdin, one JSON object a line, with one a line on the file descriptor it is told.
+
+A request is {"tokens": [...]} or {"figures": true}. The environment has vLLM; the model's folder has a configuration and no weights:
+they are made from a seed, and so are the same in every process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_NO_USAGE_STATS="1",
+    HF_HUB_OFFLINE="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_LOGGING_LEVEL="WARNING",
+)
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from vllm import LLM, SamplingParams
+from vllm.config import KVTransferConfig
+
+
+def engine(options: dict[str, Any]) -> LLM:
+    transfer = KVTransferConfig(
+        kv_connector="OffloadingConnector",
+        kv_role="kv_both",
+        engine_id=options["name"],
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={
+            "spec_name": "CpuTieringSpec",
+            "spec_module_path": "cpu_spec",
+            "cpu_bytes_to_use": options["pool_bytes"],
+            "blocks_per_chunk": 1,
+            "secondary_tiers": [options["tier"]],
+        },
+    )
+    return LLM(
+        model=options["model"],
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=2048,
+        max_num_seqs=4,
+        enable_prefix_caching=True,
+        num_gpu_blocks_override=options["device_blocks"],
+        block_size=32,
+        seed=0,
+        disable_hybrid_kv_cache_manager=False,
+        disable_log_stats=False,
+        kv_transfer_config=transfer,
+    )
+
+
+def answer(llm: LLM, request: dict[str, Any]) -> dict[str, Any]:
+    if "tokens" in request:
+        sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False, logprobs=0)
+        [done] = llm.generate([{"prompt_token_ids": request["tokens"]}], sampling, use_tqdm=False)
+        first = done.outputs[0]
+        return {
+            "tokens": list(first.token_ids),
+            "logprob": first.cumulative_logprob,
+            "cached": done.num_cached_tokens,
+            "why": first.finish_reason,
+        }
+    figures: dict[str, float] = {}
+    for metric in llm.get_metrics():
+        if "kv_offload" in metric.name and hasattr(metric, "value"):
+            figures[metric.name] = figures.get(metric.name, 0) + metric.value
+    return {"figures": figures}
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    with os.fdopen(options["answers"], "w") as answers:
+        llm = engine(options)
+        print(json.dumps({"ready": True}), file=answers, flush=True)
+        for line in sys.stdin:
+            print(json.dumps(answer(llm, json.loads(line))), file=answers, flush=True)
+        llm.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    main()
