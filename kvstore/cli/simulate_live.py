@@ -176,6 +176,7 @@ def values(live: LiveOutcome, simulated: Simulated, profile: Profile) -> dict[st
         "wrong_bytes": live.wrong_bytes,
         "others_blocks": live.before.blocks,
         "others_stored_blocks": live.others_stored,
+        "others_evicted_blocks": live.others_left,
     }
 
 
@@ -209,6 +210,10 @@ def text(answer: dict[str, Any]) -> str:
     if live["others_blocks"] or live["others_stored_blocks"]:
         lines.append(
             f"others held {live['others_blocks']:,} blocks before, and stored {live['others_stored_blocks']:,} meanwhile"
+        )
+    if live["others_evicted_blocks"]:
+        lines.append(
+            f"{live['others_evicted_blocks']:,} of theirs left; the simulation takes them to have gone first, as under lru"
         )
     return "\n".join(lines)
 

@@ -146,14 +146,16 @@ class LiveOutcome:
             self.moments[-1].figures.stored - self.before.stored - self.blocks_stored if self.moments else 0
         )
 
+    @property
+    def others_left(self) -> int:
+        """Blocks of others that are not held any more."""
+        return self._left(self.moments[-1].figures) - self.blocks_left if self.moments else 0
+
     def held_after(self) -> list[int]:
-        """This run's blocks after each request. What left while others' blocks were there is taken to be theirs first: they
-        are older."""
-        left = [self._left(moment.figures) for moment in self.moments]
-        of_others = left[-1] - self.blocks_left if left else 0
-        return [
-            moment.stored - max(0, each - of_others) for moment, each in zip(self.moments, left, strict=True)
-        ]
+        """This run's blocks after each request. Those of others are taken to have left first: they are older, which under other
+        policies than lru need not decide."""
+        theirs = self.others_left
+        return [each.stored - max(0, self._left(each.figures) - theirs) for each in self.moments]
 
     def _left(self, now: Figures) -> int:
         return self.before.blocks + now.stored - self.before.stored - now.blocks

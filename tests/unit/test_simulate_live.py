@@ -3,12 +3,15 @@ from __future__ import annotations
 import pytest
 
 from kvstore.cli.main import main
-from kvstore.simulate.case import Case
+from kvstore.cli.simulate_live import values
+from kvstore.profile.registry import get_profile
+from kvstore.simulate.case import Case, Outcome
 from kvstore.simulate.formats import load_log
 from kvstore.simulate.live import (
     Figures,
     LiveOutcome,
     Moment,
+    Simulated,
     asked_by,
     chain_keys,
     differing,
@@ -82,7 +85,7 @@ def test_what_leaves_is_taken_to_be_others_blocks_first() -> None:
         Moment(0, 0, 30, told(26, 40)),
     ]
     # 14 left in all and 4 of them here: the first 10 were theirs.
-    assert (live.blocks_left, live.others_stored) == (4, 0)
+    assert (live.blocks_left, live.others_left, live.others_stored) == (4, 10, 0)
     assert live.held_after() == [10, 20, 26]
 
 
@@ -106,3 +109,30 @@ def test_room_that_shrinks_evicts_what_is_held_though_nothing_is_stored() -> Non
     outcome = simulation.run()
     simulation.check_integrity()
     assert (outcome.blocks_stored, outcome.hit_tokens) == (3, 24)
+
+
+@pytest.mark.parametrize(
+    ("hits", "wrong", "missing", "failed"),
+    [
+        (502, 0, 0, []),
+        (498, 0, 0, []),
+        (503, 0, 0, ["difference"]),
+        (497, 0, 0, ["difference"]),
+        (500, 1, 0, ["wrong_bytes"]),
+        (500, 0, 1, ["missing_blocks"]),
+    ],
+)
+def test_more_than_a_fifth_of_a_point_or_a_wrong_byte_fails(
+    hits: int, wrong: int, missing: int, failed: list[str]
+) -> None:
+    live = LiveOutcome(
+        policy="lru",
+        before=told(0, 0),
+        input_tokens=1000,
+        hit_tokens=hits,
+        wrong_bytes=wrong,
+        missing_blocks=missing,
+    )
+    # Not the edge itself, on which rounding decides.
+    simulated = Outcome(input_tokens=1000, hit_tokens=500 + (hits - 500) / 100)
+    assert values(live, Simulated(simulated, simulated), get_profile("tiny"))["failed"] == failed
