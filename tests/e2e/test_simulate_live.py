@@ -23,10 +23,10 @@ from tests.support.polling import wait_for
 from tests.support.request_logs import GOLDEN
 from tests.support.service import ServiceProcess, running_service
 
-REQUESTS = 50
+REQUESTS = 40
 LARGE = "deepseek-v4.1-flash"
 """113,920 B a block: nine in a segment of 1 MiB."""
-TIGHT = {"disk": 6 << 20, "segment": 1 << 20}
+TIGHT = {"disk": 4 << 20, "segment": 1 << 20}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_with_room_for_all_live_and_simulated_are_the_same_and_others_keep_their
         for flags in ((), ("--as-served",)):
             live = answer(capsys, service, log, *flags)
             assert live["difference"] == 0
-            assert live["token_hit_rate"] > 50
+            assert live["token_hit_rate"] > 30
             assert (live["requests"], live["evicted_blocks"], live["blocks_refused"]) == (REQUESTS, 0, 0)
             assert live["blocks_stored"] == live["blocks_held"] == live["simulated_blocks_stored"] > 100
             assert live["fetched_blocks"] > REQUESTS / 2
@@ -120,6 +120,7 @@ def test_requests_come_at_the_pace_asked_for(service: ServiceProcess, tmp_path: 
 
 
 def test_an_interrupted_run_leaves_no_block(service: ServiceProcess, log: Path) -> None:
+    before = blocks_of(service)
     arguments = [str(log), "--live", str(service.directory), "--warp", "1"]
     with subprocess.Popen(
         [sys.executable, "-m", "kvstore.cli.main", "simulate", *arguments],
@@ -127,12 +128,12 @@ def test_an_interrupted_run_leaves_no_block(service: ServiceProcess, log: Path) 
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        wait_for(lambda: blocks_of(service) > 0, 20)
+        wait_for(lambda: blocks_of(service) > before, 20)
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(10) == 130
         assert process.stderr is not None
         assert process.stderr.read() == "kvstore: interrupted\n"
-    assert blocks_of(service) == 0
+    assert blocks_of(service) == before
 
 
 def test_without_a_service_there_is_one_line(
