@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from kvstore.cli import simulate_live
 from kvstore.cli.output import add_json_flag, check_json_target, emit
 from kvstore.cli.simulate_report import (
     Answer,
@@ -20,7 +21,7 @@ from kvstore.policy.admission import Admission
 from kvstore.policy.window import POLICY_NAMES
 from kvstore.profile.registry import PROFILES, get_profile
 from kvstore.simulate.case import Replay, TtlFrom
-from kvstore.simulate.formats import FORMATS, load_log
+from kvstore.simulate.formats import FORMATS, LoadedLog, load_log
 from kvstore.simulate.log import OnBadLine
 from kvstore.simulate.pictures.base import Section
 from kvstore.simulate.recommend import Prices, recommendation_values
@@ -130,12 +131,16 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="PATH",
         help="the pictures as images: x.png, one with all of them, or a folder, one each (needs kvstore[pictures])",
     )
+    simulate_live.add_flags(parser)
     add_json_flag(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     check_json_target(args)
+    simulate_live.check(args)
+    if args.live is not None:
+        return simulate_live.run(args, lambda: _loaded(args))
     check_pictures(args.html, args.png)
     question = Question(
         policies=_list(args.policy, "--policy"),
@@ -153,13 +158,7 @@ def run(args: argparse.Namespace) -> int:
     )
     endurance = None if args.endurance is None else parse_size(args.endurance, name="--endurance")
     profile = get_profile(args.profile) if args.profile else None
-    loaded = load_log(
-        args.log,
-        format_name=args.format,
-        id_tokens=None if args.block is None else parse_count(args.block, name="--block"),
-        group=parse_count(args.group, name="--group"),
-        on_bad_line=OnBadLine(args.on_bad_line),
-    )
+    loaded = _loaded(args)
     study = Study(loaded, question, profile)
     if len(study.cases) > CASES_MAX:
         raise InvalidArgument(
@@ -184,6 +183,16 @@ def run(args: argparse.Namespace) -> int:
     write_pictures(drawn, answer, logs=args.log, words=args.words, html=args.html, png_path=args.png)
     emit(args, answer, text(answer))
     return 0
+
+
+def _loaded(args: argparse.Namespace) -> LoadedLog:
+    return load_log(
+        args.log,
+        format_name=args.format,
+        id_tokens=None if args.block is None else parse_count(args.block, name="--block"),
+        group=parse_count(args.group, name="--group"),
+        on_bad_line=OnBadLine(args.on_bad_line),
+    )
 
 
 def _list(text: str, option: str) -> list[str]:

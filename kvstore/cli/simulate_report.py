@@ -80,8 +80,8 @@ def _is_image(path: str) -> bool:
     return path.endswith(".png")
 
 
-def text(answer: Answer) -> str:
-    about, rows, advice = answer["log"], answer["rows"], answer["recommendation"]
+def about_lines(about: dict[str, Any]) -> list[str]:
+    """What the log is, and how it was read."""
     rekeyed = ", named by their parents too" if about["rekeyed_by_parent"] else ""
     grouped = f" ({about['group']} ids of {about['id_tokens']})" if about["group"] > 1 else ""
     lines = [
@@ -93,6 +93,12 @@ def text(answer: Answer) -> str:
     if about["skipped_lines"]:
         kinds = ", ".join(f"{name}: {count}" for name, count in about["skipped"].items())
         lines.append(f"skipped {about['skipped_lines']} lines ({kinds})")
+    return lines
+
+
+def text(answer: Answer) -> str:
+    about, rows, advice = answer["log"], answer["rows"], answer["recommendation"]
+    lines = about_lines(about)
     shown = ["policy", "size"] + [name for name in ("ttl", "windows") if any(row[name] for row in rows)]
     shown += ["admission"] if len({row["admission"] for row in rows}) > 1 else []
     weighs = any(row["written_bytes_per_day"] for row in rows)

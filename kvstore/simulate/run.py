@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +52,15 @@ def keys_of(log: RequestLog) -> list[BlockKey]:
     return [BlockKey(number.to_bytes(KEY_BYTES, "big")) for number in range(1, log.footprint + 1)]
 
 
+class Course(NamedTuple):
+    """What became of a log's requests elsewhere: when each came and when its blocks were stored, by one clock, and how many
+    blocks were held after it."""
+
+    asked: Sequence[float]
+    stored: Sequence[float]
+    room: Sequence[int]
+
+
 class Ages:
     """When each block came, for a retention since then: a block whose time is over is of no use, and comes anew with the next
     request that wants it, as do all blocks after it."""
@@ -80,7 +91,8 @@ class Ages:
 
 
 class Simulation:
-    """Owns a core and feeds it a log. `keys` of the log's blocks may be shared by simulations, `uses` is for BeladyPolicy."""
+    """Owns a core and feeds it a log. `keys` of the log's blocks may be shared by simulations, `uses` is for BeladyPolicy.
+    `course`: in place of the log's clock and the case's capacity."""
 
     def __init__(
         self,
@@ -91,11 +103,14 @@ class Simulation:
         profile: Profile | None = None,
         keys: list[BlockKey] | None = None,
         uses: NextUses | None = None,
+        course: Course | None = None,
     ) -> None:
+        assert course is None or {len(each) for each in course} == {len(log)}, "one of each a request"
         chosen = counting_profile(log.block_tokens) if profile is None else profile
         self._profile = replace(chosen, block_tokens=log.block_tokens)
         self._log = log
         self._case = case
+        self._course = course
         self._keys = keys_of(log) if keys is None else keys
         self._belady = ranks if isinstance(ranks, BeladyPolicy) else None
         self._uses = NextUses(log) if self._belady is not None and uses is None else uses
@@ -147,7 +162,7 @@ class Simulation:
 
     def _serve(self, request: int) -> None:
         log, case, core = self._log, self._case, self._core
-        now = float(log.seconds[request] - log.seconds[0]) + _START
+        now, then = self._times(request)
         self._expire(now)
         self._count_held(now)
         tokens = int(log.input_tokens[request])
@@ -175,16 +190,26 @@ class Simulation:
         resume = self._count(found, tokens, len(keys), prompt)
         uses = self._reuse(request, len(keys), found.lease_id, now)
         admitted = self._admitted(request, held, len(keys))
-        room = self._room(admitted, now, None if uses is None else uses[held : held + admitted])
+        room = self._room(request, admitted, now, None if uses is None else uses[held : held + admitted])
         if self._belady is not None and uses is not None:
             self._belady.expect(uses[held : held + room])
         items = self._block_items(keys, held, held + room)
         if case.windows is not None:
             items += self._state_items(found, keys, held + room, resume, prompt)
         for begin in range(0, len(items), _ITEMS_AT_ONCE):
-            self._store(items[begin : begin + _ITEMS_AT_ONCE], now)
+            self._store(items[begin : begin + _ITEMS_AT_ONCE], then)
         if found.lease_id is not None:
-            core.release(found.lease_id, SESSION, now)
+            core.release(found.lease_id, SESSION, then)
+
+    def _times(self, request: int) -> tuple[float, float]:
+        """When it comes, and when its blocks are stored."""
+        course, log = self._course, self._log
+        if course is None:
+            now = float(log.seconds[request] - log.seconds[0]) + _START
+            return now, now
+        # Last uses are whole seconds: where those of a course begin is kept.
+        begin = math.floor(course.asked[0]) - _START
+        return course.asked[request] - begin, course.stored[request] - begin
 
     def _aged(self, found: LookupResult, request: int, now: float, prompt: int) -> LookupResult:
         """Without the blocks from the first one on whose time since it came is over: those come anew."""
@@ -240,9 +265,9 @@ class Simulation:
         self.outcome.blocks_not_admitted += missing - admitted
         return admitted
 
-    def _room(self, missing: int, now: float, uses: Uses | None) -> int:
+    def _room(self, request: int, missing: int, now: float, uses: Uses | None) -> int:
         """How many of the missing blocks find room, after as many others as may go have gone."""
-        capacity = self._case.capacity
+        capacity = self._case.capacity if self._course is None else self._course.room[request]
         if capacity is None or missing <= capacity - self._held:
             return missing
         free = capacity - self._held
@@ -260,8 +285,10 @@ class Simulation:
             wanted -= blocks
         if self._belady is not None:
             self._belady.refuse_below(None)
-        self.outcome.blocks_refused += max(wanted, 0)
-        return missing - max(wanted, 0)
+        # Room may shrink by more than is asked for, and what is leased stays.
+        refused = min(max(wanted, 0), missing)
+        self.outcome.blocks_refused += refused
+        return missing - refused
 
     # ---- storing --------------------------------------------------------------------------------------------
 
