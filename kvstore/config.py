@@ -157,7 +157,7 @@ class ServiceConfig:
     eviction: str = _option(
         "lru",
         parse_text,
-        "which blocks go first where room is wanted: lru, fifo, s3fifo, sieve, slru, arc, lfu, gdsf or 2q",
+        "which blocks go first where room is wanted: lru, fifo, s3fifo, sieve, slru, arc, lfu, gdsf, 2q or density",
     )
     prompt_tokens: int = _option(
         1 << 20,

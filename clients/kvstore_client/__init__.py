@@ -1,6 +1,7 @@
 """Client of the cache service: grpcio and protobuf are all that it needs."""
 
 from kvstore.prefix.opaque import OpaqueKey
+from kvstore.types import Durability
 from kvstore_client.address import InProcessAddress
 from kvstore_client.client import CacheClient, Contained, Lookup
 from kvstore_client.flight import Flight
@@ -39,6 +40,7 @@ __all__ = [
     "Coverage",
     "Deadlines",
     "DroppedStates",
+    "Durability",
     "Eviction",
     "FetchedItem",
     "FetchedSlice",

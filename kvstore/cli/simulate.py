@@ -151,15 +151,23 @@ def run(args: argparse.Namespace) -> int:
         replay=Replay(args.replay),
         as_served=args.as_served,
         admissions=[_admission(text) for text in _list(args.admit, "--admit")],
+        weighs_writes=args.endurance is not None,
         prices=Prices(
             usd_per_million_tokens=_price(args.usd_tokens, "--usd-tokens"),
             usd_per_gb_month=_price(args.usd_storage, "--usd-storage"),
         ),
     )
-    endurance = None if args.endurance is None else parse_size(args.endurance, name="--endurance")
+    endurance = _endurance(args.endurance)
     profile = get_profile(args.profile) if args.profile else None
     loaded = _loaded(args)
     study = Study(loaded, question, profile)
+    if endurance is not None and study.profile is None:
+        raise InvalidArgument(
+            "what is written has no weight without a model",
+            field="--endurance",
+            value=args.endurance,
+            allowed=f"with --profile, one whose blocks fit those of the log, {loaded.log.block_tokens} tokens",
+        )
     if len(study.cases) > CASES_MAX:
         raise InvalidArgument(
             "too many cases at once", field="cases", value=len(study.cases), allowed=f"{CASES_MAX}"
@@ -202,6 +210,15 @@ def _list(text: str, option: str) -> list[str]:
             "an empty name in a list", field=option, value=text, allowed="names with commas between them"
         )
     return parts
+
+
+def _endurance(text: str | None) -> int | None:
+    if text is None:
+        return None
+    size = parse_size(text, name="--endurance")
+    if not size:
+        raise InvalidArgument("nothing may be written", field="--endurance", value=text, allowed="1B or more")
+    return size
 
 
 def _admission(text: str) -> Admission:

@@ -15,17 +15,23 @@ UNKNOWN = Costs(**{field.name: 0 for field in fields(Costs)})
 KEPT_BYTES = 1 << 30
 """How far back the read rate remembers: what was read so many bytes ago counts for about a third."""
 
+PRIOR_BYTES = 64 << 20
+"""What the default rate weighs against what is measured. A plan that reads nothing measures nothing: without this weight one
+slow read of a few kilobytes would price all reads too high, and nobody would read again."""
+
 NAMESPACES = 4096
 """Namespaces whose reports are remembered; past it, those that reported longest ago are forgotten."""
 
 
 class ReadRate:
-    """Seconds per byte of reads from SSD, as one reader meets them: a moving average by bytes. Any thread may note."""
+    """Seconds per byte of reads from SSD, as one reader meets them: a moving average by bytes, which begins with the default. Any thread may
+    note."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seconds = 0.0
-        self._bytes = 0.0
+        self._is_measured = False
+        self._seconds = PRIOR_BYTES * Costs().seconds_per_ssd_byte
+        self._bytes = float(PRIOR_BYTES)
 
     def note(self, length: int, seconds: float) -> None:
         """`length` bytes > 0 took so many seconds."""
@@ -33,12 +39,13 @@ class ReadRate:
             left = max(0.0, 1.0 - length / KEPT_BYTES)
             self._seconds = self._seconds * left + seconds
             self._bytes = self._bytes * left + length
+            self._is_measured = True
 
     @property
     def seconds_per_byte(self) -> float:
         """0 before anything was read."""
         with self._lock:
-            return self._seconds / self._bytes if self._bytes else 0.0
+            return self._seconds / self._bytes if self._is_measured else 0.0
 
 
 class Rates:

@@ -42,7 +42,8 @@ KEPT_HOURS = 72.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """Texts as given; empty ones ask for the defaults: all sizes of the table under lru, or, where retention or window states
-    are asked for, no limit. ttl: (text, seconds). admissions: which new blocks are written."""
+    are asked for, no limit. ttl: (text, seconds). admissions: which new blocks are written.
+    weighs_writes: whether bytes written are asked for, and not counts alone."""
 
     policies: Sequence[str] = ()
     sizes: Sequence[str] = ()
@@ -52,6 +53,7 @@ class Question:
     replay: Replay = Replay.NONE
     as_served: bool = False
     admissions: Sequence[Admission] = (Admission.ALWAYS,)
+    weighs_writes: bool = False
     prices: Prices = field(default_factory=Prices)
 
 
@@ -178,7 +180,8 @@ def _model(named: Profile | None, question: Question, block_tokens: int) -> Prof
     if question.replay is not Replay.NONE:
         return _fitted(get_profile(DEFAULT_PROFILE), block_tokens)
     default = get_profile(DEFAULT_PROFILE)
-    weighs = question.windows or any(each is not Admission.ALWAYS for each in question.admissions)
+    admits = any(each is not Admission.ALWAYS for each in question.admissions)
+    weighs = question.windows or question.weighs_writes or admits
     if weighs and block_tokens % default.block_tokens == 0:
         return _fitted(default, block_tokens)
     return None

@@ -206,3 +206,22 @@ def test_what_is_written_only_when_asked_for_again_costs_hits_and_saves_writes(
 def test_an_unknown_admission_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", str(GOLDEN), "--admit", "sometimes"]) == 1
     assert "--admit=sometimes; allowed: always, second-sight" in capsys.readouterr().err
+
+
+def test_a_page_tells_admissions_apart_and_what_they_write(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    rows = answer(
+        capsys, "--size", "10%", "--admit", "always,second-sight", "--endurance", "14TiB", "--html", str(page)
+    )["rows"]
+    text = page.read_text()
+    for row in rows:
+        assert f"{row['token_hit_rate']:.2f} %" in text
+        assert f"{row['drive_years']:.1f}" in text
+    assert "GB written a day" in text
+
+
+def test_an_endurance_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(GOLDEN), "--endurance", "0"]) == 1
+    assert "--endurance=0; allowed: 1B or more" in capsys.readouterr().err

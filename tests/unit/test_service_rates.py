@@ -44,7 +44,7 @@ def test_a_report_of_nothing_takes_nothing_back() -> None:
 
 def test_the_services_own_reads_price_ssd_bytes_and_no_cheaper_than_those_from_memory() -> None:
     rates = Rates(ReadRate())
-    rates.reads.note(1000, 0.5)
+    rates.reads.note(KEPT_BYTES, 5e-4 * KEPT_BYTES)
     assert rates.complete(ONE, UNKNOWN).seconds_per_ssd_byte == pytest.approx(5e-4)
     slow = rates.complete(ONE, costs(seconds_per_memory_byte=1.0))
     assert slow.seconds_per_ssd_byte == 1.0
@@ -57,12 +57,18 @@ def test_the_services_own_reads_price_ssd_bytes_and_no_cheaper_than_those_from_m
 def test_the_read_rate_follows_what_was_read_last() -> None:
     rate = ReadRate()
     assert rate.seconds_per_byte == 0.0
-    rate.note(1 << 20, 1.0)
-    rate.note(1 << 20, 3.0)
-    assert rate.seconds_per_byte == pytest.approx(2.0 / (1 << 20), rel=0.01)
+    rate.note(KEPT_BYTES, 1.0)
+    rate.note(KEPT_BYTES // 2, 3.0)
+    assert rate.seconds_per_byte == pytest.approx(3.5 / KEPT_BYTES)
     for _ in range(8):
         rate.note(KEPT_BYTES // 2, 1.0)
     assert rate.seconds_per_byte == pytest.approx(2.0 / KEPT_BYTES, rel=0.02)
+
+
+def test_a_few_slow_reads_of_little_do_not_price_all_reads() -> None:
+    rate = ReadRate()
+    rate.note(6_656, 0.004)
+    assert rate.seconds_per_byte == pytest.approx(DEFAULT.seconds_per_ssd_byte, rel=0.05)
 
 
 def test_reports_of_namespaces_that_are_long_silent_are_forgotten() -> None:

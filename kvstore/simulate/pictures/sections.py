@@ -33,7 +33,7 @@ def sections(rows: Sequence[Values], log: Values, reuse: Reuse, advice: Values |
     by_ttl = [row for row in rows if row["ttl"] is not None]
     by_size = [row for row in rows if row["ttl"] is None]
     found = [_sizes(by_size, log), _reuse(reuse), _ttl(by_ttl)]
-    return [each for each in found if each is not None] + _windows(rows, advice)
+    return [each for each in found if each is not None] + _windows(rows, advice) + _writes(rows)
 
 
 def _sizes(rows: Sequence[Values], log: Values) -> Section | None:
@@ -43,7 +43,7 @@ def _sizes(rows: Sequence[Values], log: Values) -> Section | None:
         return None
     footprint = log["footprint_blocks"]
     unlimited = [row for row in rows if row["capacity_blocks"] is None]
-    names = _Names(rows, ("policy", "windows"))
+    names = _Names(rows, ("policy", "windows", "admission"))
     lines: dict[str, list[tuple[float, float]]] = {}
     ticks: dict[float, str] = {}
     for row in limited:
@@ -79,7 +79,7 @@ def _rate_at(rates: dict[str, float], size: str) -> str:
 def _ttl(rows: Sequence[Values]) -> Section | None:
     if not rows:
         return None
-    names = _Names(rows, ("policy", "size", "windows"))
+    names = _Names(rows, ("policy", "size", "windows", "admission"))
     lines: dict[str, list[tuple[float, float]]] = {}
     ticks: dict[float, str] = {}
     for row in rows:
@@ -145,13 +145,17 @@ def _windows(rows: Sequence[Values], advice: Values | None) -> list[Section]:
     places: dict[tuple[Any, ...], list[Values]] = {}
     for row in rows:
         if row["windows"] is not None:
-            here = places.setdefault((row["policy"], row["capacity_blocks"], row["ttl"]), [])
+            here = places.setdefault(
+                (row["policy"], row["capacity_blocks"], row["ttl"], row["admission"]), []
+            )
             # Without a limit all sizes are one.
             if row["windows"] not in {each["windows"] for each in here}:
                 here.append(row)
     found = []
+    several = len({row["admission"] for row in rows}) > 1
     for number, here in enumerate(places.values()):
-        where = ", ".join(here[0][each] for each in ("policy", "size", "ttl") if here[0][each] is not None)
+        told = ("policy", "size", "ttl", *(("admission",) if several else ()))
+        where = ", ".join(here[0][each] for each in told if here[0][each] is not None)
         replay = here[0]["replay"]
         bars = [
             Bar(row["windows"], row["tokens_saved_rate"], _percent(row["tokens_saved_rate"]) + _weight(row))
@@ -190,6 +194,48 @@ def _windows(rows: Sequence[Values], advice: Values | None) -> list[Section]:
             )
         )
     return found
+
+
+def _writes(rows: Sequence[Values]) -> list[Section]:
+    """Where rows differ in what is written, and a model says what that weighs."""
+    weighed = [row for row in rows if row["written_bytes_per_day"] is not None]
+    if len({row["admission"] for row in weighed}) < 2:
+        return []
+    names = _Names(weighed, ("policy", "size", "ttl", "windows", "admission"))
+    lives = any(row.get("drive_years") is not None for row in weighed)
+    return [
+        Section(
+            "writes",
+            "What is written",
+            "Bytes of blocks and states that are written to the drive in a day of the log, by which new blocks are written.",
+            Bars(
+                "GB written a day",
+                tuple(
+                    Bar(
+                        names.of(row),
+                        row["written_bytes_per_day"] / 1e9,
+                        f"{row['written_bytes_per_day'] / 1e9:,.1f} GB",
+                    )
+                    for row in weighed
+                ),
+            ),
+            ("case", "hit rate", "GB written a day", *(("years of the drive",) if lives else ())),
+            tuple(
+                (
+                    names.of(row),
+                    _percent(row["token_hit_rate"]),
+                    f"{row['written_bytes_per_day'] / 1e9:,.1f}",
+                    *((_years(row),) if lives else ()),
+                )
+                for row in weighed
+            ),
+        )
+    ]
+
+
+def _years(row: Values) -> str:
+    years = row.get("drive_years")
+    return "-" if years is None else f"{years:.1f}"
 
 
 class _Names:
