@@ -129,6 +129,17 @@ class ReservationTable:
                     allowed=f"{most}",
                 )
 
+    def is_crowded(self, session: str) -> bool:
+        """Whether more than half of what the session may have, or of all, is open."""
+        numbers = self._sessions.get(session, ())
+        own = sum(len(each.granted) + each.undecided for each in map(self._open.__getitem__, numbers))
+        return (
+            2 * len(numbers) > self._most_per_session
+            or 2 * len(self._open) > self._most
+            or 2 * own > self._most_items_per_session
+            or 2 * (self._items + self._undecided) > self._most_items
+        )
+
     def owner(self, namespace: NamespaceDigest, item: ItemId) -> Reservation | None:
         """The reservation that has the item."""
         found = self.promise(namespace, item)

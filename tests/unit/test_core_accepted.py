@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvstore.core import ReserveItem, ReserveOutcome, Written
+from kvstore.core import Limits, ReserveItem, ReserveOutcome, Written
 from kvstore.core.accepted import accepted_place, is_accepted
 from kvstore.store.base import Place
 from kvstore.types import ItemId, ItemKind, Lineage
@@ -163,6 +163,27 @@ def test_no_segment_of_a_log_has_the_number_of_an_accepted_place() -> None:
         assert is_accepted(accepted_place(number, 0, 1).segment_id)
         assert accepted_place(number, 0, 1).segment_id < 2**32
     assert not is_accepted(2**31 - 1)
+
+
+@pytest.mark.parametrize("limits", [Limits(reservations_per_session=4), Limits(reserved_items_per_session=8)])
+def test_a_session_is_crowded_past_half_of_what_it_may_reserve_and_others_are_not(limits: Limits) -> None:
+    rig = CoreRig(limits=limits)
+    made = []
+    for first in (0, 1000, 2000):
+        assert not rig.core.is_crowded("w")
+        made.append(accept(rig, rig.block_items(rig.keys(range(first, first + 2 * B)))))
+    assert rig.core.is_crowded("w")
+    assert not rig.core.is_crowded("other")
+    settle(rig, made[0])
+    assert not rig.core.is_crowded("w")
+
+
+def test_all_are_crowded_past_half_of_what_all_may_reserve() -> None:
+    rig = CoreRig(limits=Limits(reservations=4, reserved_items_in_all=8))
+    for first in (0, 1000, 2000):
+        assert not rig.core.is_crowded("other")
+        accept(rig, rig.block_items(rig.keys(range(first, first + 2 * B))), session=f"w{first}")
+    assert rig.core.is_crowded("other")
 
 
 def test_what_is_durable_before_what_it_follows_is_taken_back(rig: CoreRig) -> None:
