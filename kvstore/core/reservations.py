@@ -19,9 +19,10 @@ from kvstore.types import BlockKey, ItemId, NamespaceDigest
 class Reservation:
     """Items that one session may write. `builds_on`: keys of the blocks that they follow and that others hold or write;
     `held_slots`: those of them that are in the index. `undecided`: items that were asked for beside those granted, while it is being
-    made. `over`: it has ended. `writing`: its bytes are on their way to the log, and its end is
-    the commit's to decide. `accepted`: of them, what became visible before it was durable, parents first; `settling`: no more of it does,
-    since what has become of the write is known. `void`: its namespace was cleared meanwhile, so that nothing of it may become visible."""
+    made. `over`: it has ended. `writing`: its bytes are on their way to the log, and its end is the commit's to decide. `accepted`:
+    of them, what became visible before it was durable, parents first; `settling`: no more of it does, since what has become of
+    the write is known; `settled`: of those, what was visible still when it became durable. `void`: its namespace was cleared
+    meanwhile, so that nothing of it may become visible."""
 
     reservation_id: int
     session: str
@@ -35,6 +36,7 @@ class Reservation:
     writing: bool = False
     accepted: list[ItemId] = field(default_factory=list)
     settling: bool = False
+    settled: set[ItemId] = field(default_factory=set)
     void: bool = False
     over: bool = False
 

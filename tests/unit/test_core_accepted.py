@@ -136,10 +136,31 @@ def test_it_takes_the_place_of_nothing_that_is_durable(rig: CoreRig) -> None:
     assert rig.lookup(keys, 2 * B + 1, lease=False).coverage.blocks == 2
 
 
+def test_what_leaves_when_it_is_durable_is_not_shown_again_by_its_commit(rig: CoreRig) -> None:
+    """Its place has been given back."""
+    keys = rig.keys(range(2 * B))
+    items = [*rig.block_items(keys), rig.state_item(keys, B)]
+    number = accept(rig, items)
+    results = {each.item.item_id: rig.written(each.item) for each in rig.core.granted(number, "w")}
+    list(rig.core.settling(number, "w", results))
+    lost = [results[item.item_id].place for item in items[1:]]
+    assert {each.place for each in rig.core.forget_places([place for place in lost if place])} == set(lost)
+    report = rig.core.committed(number, "w", results, **rig.now)
+    rig.core.check_integrity()
+    assert (list(report.visible), list(report.left_out), list(report.discard)) == (
+        [items[0].item_id],
+        [1, 2],
+        [],
+    )
+    coverage = rig.lookup(keys, 2 * B + 1, lease=False).coverage
+    assert (coverage.blocks, coverage.checkpoints) == (1, ())
+
+
 def test_it_is_not_evicted_and_goes_with_a_clear(rig: CoreRig) -> None:
     keys = rig.keys(range(2 * B))
-    number = accept(rig, rig.block_items(keys))
-    assert rig.evict(10) == []
+    number = accept(rig, [*rig.block_items(keys), rig.state_item(keys, 2 * B)])
+    assert rig.evict(10, prefer_states=True) == []
+    assert rig.core.states_over_share(0) == []
     assert rig.core.expire_blocks(rig.clock.wall() + 1e9) == []
     cleared, _ = rig.core.clear()
     assert cleared.blocks == 2
