@@ -65,8 +65,9 @@ def settle(live: Live, reservation: Reservation, results: Mapping[ItemId, Writte
     step = Settled()
     for number, item in enumerate(reservation.accepted, 1):
         written = results.get(item)
-        if info is not None:
-            _settle(live, info, item, None if written is None else written.place, step)
+        place = None if written is None else written.place
+        if info is not None and _settle(live, info, item, place, step):
+            reservation.settled.add(item)
         if number % ITEMS_AT_ONCE == 0:
             yield step
             step = Settled()
@@ -119,33 +120,34 @@ def _accept_state(
     return written.payload is None or pool_state(live, slot, item, written, moment.mono)
 
 
-def _settle(live: Live, info: NamespaceInfo, item: ItemId, place: Place | None, step: Settled) -> None:
-    """One that was accepted: durable at `place`, or None. What is durable has durable ancestors."""
+def _settle(live: Live, info: NamespaceInfo, item: ItemId, place: Place | None, step: Settled) -> bool:
+    """One that was accepted: durable at `place`, or None. What is durable has durable ancestors. Whether it lies there now."""
     slot = live.index.find(info.number, item.key)
     if slot == NO_SLOT:
-        return
+        return False
     if item.kind is ItemKind.BLOCK:
         old, above = live.place(slot), live.index.parent[slot]
         if not is_accepted(old.segment_id):
-            return
+            return False
         if place is None or (above != NO_SLOT and is_accepted(live.index.segment[above])):
             _take_back(live, remove_tree(live, slot), step)
-        else:
-            live.settle_block(slot, place)
-            live.totals["stored_blocks_total"] += 1
-            step.moved[old] = place
-        return
+            return False
+        live.settle_block(slot, place)
+        live.totals["stored_blocks_total"] += 1
+        step.moved[old] = place
+        return True
     handle = handle_of(slot, item.kind)
     entry = live.states.get(handle)
     if entry is None or not is_accepted(entry.place.segment_id):
-        return
+        return False
     if place is None or is_accepted(live.index.segment[slot]):
         _take_back(live, [live.remove_state(handle)], step)
-    else:
-        step.moved[entry.place] = place
-        live.settle_state(handle, place)
-        live.totals["stored_states_total"] += 1
-        live.totals["stored_rows_total"] += item.kind is ItemKind.ROWS
+        return False
+    step.moved[entry.place] = place
+    live.settle_state(handle, place)
+    live.totals["stored_states_total"] += 1
+    live.totals["stored_rows_total"] += item.kind is ItemKind.ROWS
+    return True
 
 
 def _take_back(live: Live, gone: list[Gone], step: Settled) -> None:

@@ -330,6 +330,10 @@ class Core(LongWork):
     def is_open(self, reservation_id: int) -> bool:
         return self._live.reservations.find(reservation_id) is not None
 
+    def is_crowded(self, session: str) -> bool:
+        """Whether more than half of what the session, or all, may have reserved is."""
+        return self._live.reservations.is_crowded(session)
+
     def committed(
         self,
         reservation_id: int,

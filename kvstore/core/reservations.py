@@ -19,9 +19,10 @@ from kvstore.types import BlockKey, ItemId, NamespaceDigest
 class Reservation:
     """Items that one session may write. `builds_on`: keys of the blocks that they follow and that others hold or write;
     `held_slots`: those of them that are in the index. `undecided`: items that were asked for beside those granted, while it is being
-    made. `over`: it has ended. `writing`: its bytes are on their way to the log, and its end is
-    the commit's to decide. `accepted`: of them, what became visible before it was durable, parents first; `settling`: no more of it does,
-    since what has become of the write is known. `void`: its namespace was cleared meanwhile, so that nothing of it may become visible."""
+    made. `over`: it has ended. `writing`: its bytes are on their way to the log, and its end is the commit's to decide. `accepted`:
+    of them, what became visible before it was durable, parents first; `settling`: no more of it does, since what has become of
+    the write is known; `settled`: of those, what was visible still when it became durable. `void`: its namespace was cleared
+    meanwhile, so that nothing of it may become visible."""
 
     reservation_id: int
     session: str
@@ -35,6 +36,7 @@ class Reservation:
     writing: bool = False
     accepted: list[ItemId] = field(default_factory=list)
     settling: bool = False
+    settled: set[ItemId] = field(default_factory=set)
     void: bool = False
     over: bool = False
 
@@ -128,6 +130,17 @@ class ReservationTable:
                     value=value,
                     allowed=f"{most}",
                 )
+
+    def is_crowded(self, session: str) -> bool:
+        """Whether more than half of what the session may have, or of all, is open."""
+        numbers = self._sessions.get(session, ())
+        own = sum(len(each.granted) + each.undecided for each in map(self._open.__getitem__, numbers))
+        return (
+            2 * len(numbers) > self._most_per_session
+            or 2 * len(self._open) > self._most
+            or 2 * own > self._most_items_per_session
+            or 2 * (self._items + self._undecided) > self._most_items
+        )
 
     def owner(self, namespace: NamespaceDigest, item: ItemId) -> Reservation | None:
         """The reservation that has the item."""

@@ -60,6 +60,9 @@ def _show(
         _check_written(item, written)
         if reservation.void or info is None:
             kept, dropped = False, [written.place] if written.place is not None else []
+        elif item.item_id in reservation.settled and _has_left(live, info, item, written.place):
+            # Who took it out has given its place back.
+            kept, dropped = False, []
         elif item.kind is ItemKind.BLOCK:
             kept, dropped = _show_block(live, info, item, written, unleased=unleased, now_wall=now_wall)
         else:
@@ -96,6 +99,17 @@ def _check_written(item: ReserveItem, written: Written) -> None:
     assert (written.place is not None) == item.to_ssd, "an item for SSD has a place there"
     assert (written.payload is not None) == item.to_pool, "an item for the pool has its payload"
     assert written.place is None or written.place.length == item.length, "the log keeps payloads as they are"
+
+
+def _has_left(live: Live, info: NamespaceInfo, item: ReserveItem, place: Place | None) -> bool:
+    """Whether what was settled at this place lies there no more."""
+    slot = live.index.find(info.number, item.key)
+    if slot == NO_SLOT:
+        return True
+    if item.kind is ItemKind.BLOCK:
+        return live.place(slot) != place
+    entry = live.states.get(handle_of(slot, item.kind))
+    return entry is None or entry.place != place
 
 
 def _show_block(

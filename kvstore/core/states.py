@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvstore.core.accepted import is_accepted
 from kvstore.store.base import Place
 from kvstore.types import Checks, ItemKind, Lineage
 
@@ -96,9 +97,9 @@ class StateTable:
         self._entries.move_to_end(handle)
 
     def victim(self) -> int | None:
-        """Handle of the entry to go first, of those that nobody leases. A leased one was used when it was leased, so
-        that few or none stand before it."""
-        return next((handle for handle, entry in self._entries.items() if not entry.leases), None)
+        """Handle of the entry to go first, of those that nobody leases and that are durable: to evict others would give back
+        nothing. Those were used when they were leased or accepted, so that few or none stand before it."""
+        return next((handle for handle, entry in self._entries.items() if _may_go(entry)), None)
 
     def handles(self) -> list[int]:
         """All of them, least recently used first."""
@@ -133,3 +134,7 @@ class StateTable:
             self.bounded[kind].add(slot)
         else:
             self.bounded[kind].remove(slot)
+
+
+def _may_go(entry: StateEntry) -> bool:
+    return not entry.leases and not is_accepted(entry.place.segment_id)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,19 @@ class DensityPolicy(LeafPolicy):
         self._tip, self._found = NO_HANDLE, 0
 
     # ---- coming and going -----------------------------------------------------------------------------------
+
+    def start(
+        self, handles: Sequence[int] | NDArray[np.integer[Any]], parents: NDArray[np.integer[Any]]
+    ) -> None:
+        super().start(handles, parents)
+        # No tags come with what was here before: its own number stands for it while it stays. Alike, all would be one thing
+        # that is used again at once.
+        order = np.asarray(handles, np.int64)
+        np.frombuffer(self._mark, np.uint32)[order] = _marks(order)
+
+    def adopt(self, handle: int, below: int, age: int) -> None:
+        super().adopt(handle, below, age)
+        self._mark[handle] = _mark(handle)
 
     def on_request(self, chain: Handles) -> None:
         self._now += 1
@@ -171,3 +185,11 @@ def _mark(tag: int) -> int:
     tag = (tag ^ tag >> 33) * 0xFF51AFD7ED558CCD & (1 << 64) - 1
     tag = (tag ^ tag >> 33) * 0xC4CEB9FE1A85EC53 & (1 << 64) - 1
     return (tag ^ tag >> 33) & 0xFFFFFFFF
+
+
+def _marks(tags: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """As _mark of each."""
+    mixed = tags.astype(np.uint64)
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        mixed = (mixed ^ mixed >> np.uint64(33)) * np.uint64(factor)
+    return (mixed ^ mixed >> np.uint64(33)).astype(np.uint32)

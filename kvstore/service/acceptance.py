@@ -27,16 +27,21 @@ class Acceptance:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._kept: dict[int, list[tuple[Place, Slot]]] = {}
+        self._is_failing = False
 
     def __len__(self) -> int:
         return len(self._kept)
 
     async def accept(self, upload: Upload) -> CommitReport | None:
         """Its commit is in the writer's queue: show what it has brought. None where not all of that can be seen now: so much waits
-        for the disk already, memory has no room for it, or there is something of it. The rest is visible when it is durable."""
+        for the disk already, the last write failed, memory has no room for it, or there is something of it. The rest is
+        visible when it is durable."""
         engine = self._engine
-        if engine.staging.is_crowded(upload.session):
+        if engine.staging.is_crowded(upload.session) or engine.core.is_crowded(upload.session):
             # Who is not answered brings no more: a writer that is faster than the disk waits here, and is not refused.
+            return self._none()
+        if self._is_failing:
+            # Who is answered at once would never be told of a disk that takes nothing.
             return self._none()
         pairs = [(upload.granted[index], upload.arrived[index]) for index in sorted(upload.arrived)]
         kept = await self._copied(upload, [pair for pair in pairs if pair[0].item.to_ssd])
@@ -72,6 +77,10 @@ class Acceptance:
     async def settle(self, upload: Upload, results: Mapping[ItemId, Written]) -> None:
         """Its write is over: what was accepted lies where it says, or is taken back."""
         engine = self._engine
+        if len(results) < len(upload.arrived):
+            self._is_failing = True
+        elif any(written.place is not None for written in results.values()):
+            self._is_failing = False
 
         def settled(step: Settled) -> None:
             engine.reader.moved(step.moved)

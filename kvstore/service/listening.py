@@ -19,6 +19,7 @@ from kvstore.service.admin_servicer import AdminServicer
 from kvstore.service.cache_servicer import CacheServicer
 from kvstore.service.engine import Engine
 from kvstore.service.handlers import handlers
+from kvstore.service.probe_servicer import ProbeServicer
 from kvstore.service.process import others_may_read
 from kvstore.service.spans import Spans
 from kvstore.service.tcp import TcpEnd
@@ -45,6 +46,7 @@ PING_SECONDS_MAX = 5.0
 CLIENT_PING_SECONDS_MIN = 4.0
 
 PROBES_AT_ONCE = 16
+PROBE_IDLE_SECONDS_MAX = 10.0
 LIVENESS = "liveness"
 """The name under which health says SERVING from the moment that it answers until the end, also while the index is loaded
 and while the service drains: a service that is to be left alone and is not to get calls."""
@@ -179,10 +181,15 @@ class Listeners:
     def _probe_server(self, host: str, port: int) -> grpc.aio.Server:
         """Health alone: who watches over machines has no token, and speaks no TLS."""
         server = grpc.aio.server(
-            options=[("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", PROBES_AT_ONCE)],
+            options=[
+                *_connection_limits(self._engine.config.sessions),
+                ("grpc.max_connection_idle_ms", _milliseconds(PROBE_IDLE_SECONDS_MAX)),
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_concurrent_streams", PROBES_AT_ONCE),
+            ],
             maximum_concurrent_rpcs=PROBES_AT_ONCE,
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, _ByName(server))
+        health_pb2_grpc.add_HealthServicer_to_server(ProbeServicer(self._health), _ByName(server))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             server.add_insecure_port(address)

@@ -11,7 +11,7 @@ import resource
 import stat
 import sys
 from collections.abc import Iterator, Set
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,27 +132,41 @@ def is_open(mode: int, owner: int, group: int, *, user: int, groups: Set[int]) -
 
 @contextmanager
 def holding_sockets(places: Places) -> Iterator[None]:
-    """Inside, no other service has the sockets' directory, where that is one of its own; DirectoryInUse where one has it.
-    It is made for this user alone, if it is not there yet."""
-    if places.sockets == places.directory:
+    """Inside, no other service has the sockets' directory, where that is one of its own; DirectoryInUse where one has it,
+    DeviceError where it cannot be had. It is made for this user alone, if it is not there yet."""
+    if places.sockets != places.directory:
+        make_directory(places.sockets, field="sockets")
+    # It may be the same one by another name, which this process holds already.
+    if places.sockets.samefile(places.directory):
         yield
         return
-    make_directory(places.sockets, field="sockets")
     close_directory_to_others(places.sockets)
-    descriptor = os.open(places.sockets, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise DirectoryInUse(
-            "another service has its sockets there; stop it or use another directory",
-            field="sockets",
-            value=places.sockets,
-        ) from error
+    descriptor = _held_directory(places.sockets)
     try:
         yield
     finally:
         os.close(descriptor)
+
+
+def _held_directory(directory: Path) -> int:
+    """A descriptor that holds it until it is closed."""
+    with ExitStack() as undo:
+        try:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            undo.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DirectoryInUse(
+                "another service has its sockets there; stop it or use another directory",
+                field="sockets",
+                value=directory,
+            ) from error
+        except OSError as error:
+            raise DeviceError(
+                f"cannot hold the directory: {error.strerror}", field="sockets", value=directory
+            ) from error
+        undo.pop_all()
+    return descriptor
 
 
 def remove_stale_sockets(places: Places) -> None:

@@ -175,6 +175,21 @@ async def test_a_sync_that_fails_takes_back_what_was_accepted_and_it_can_be_stor
         assert await made.held(chain) == BLOCKS
 
 
+async def test_after_a_write_that_failed_a_writer_is_told_until_one_succeeds() -> None:
+    async with rig() as made:
+        chain, after = (Chain.of(made.space, BLOCKS, seed=seed) for seed in (1, 2))
+        made.device.let_go(DeviceError("the sync failed"))
+        assert (await made.store(made.writer, chain, Durability.ACCEPTED)).durability is Durability.ACCEPTED
+        while (await made.figures())["uploads"]:
+            continue
+        for _ in range(2):
+            with pytest.raises(DeviceError):
+                await made.store(made.writer, chain, Durability.ACCEPTED)
+        made.device.error = None
+        assert (await made.store(made.writer, chain, Durability.ACCEPTED)).durability is Durability.DURABLE
+        assert (await made.store(made.writer, after, Durability.ACCEPTED)).durability is Durability.ACCEPTED
+
+
 async def test_a_clear_takes_it_and_it_does_not_come_back() -> None:
     async with rig() as made:
         chain = Chain.of(made.space, BLOCKS, seed=1)

@@ -224,6 +224,10 @@ def test_probes_hear_that_a_service_drains_and_that_it_lives(seen: Seen) -> None
         with pytest.raises(grpc.RpcError) as refused:
             call(b"", timeout=10)
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        # Who watches takes a place of the few for as long as it wants.
+        with pytest.raises(grpc.RpcError) as refused:
+            next(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=10))
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert main(["drain", "--dir", str(seen.service.sockets), "--timeout", "0s"]) == 1
     assert [health_says(seen, name) for name in ("", "liveness")] == ["NOT_SERVING", "SERVING"]
     assert status(seen)["figures"]["draining"] == 1

@@ -546,7 +546,11 @@ class CoreMachine(RuleBasedStateMachine):
     def hold_states_to_their_share(self, share: int) -> None:
         limit = share * TINY.state_bytes
         self.gone(self.rig.core.states_over_share(limit))
-        unleased = [kept for kept in self.model.ssd if not self.model.state_is_leased(kept, Tier.SSD)]
+        unleased = [
+            kept
+            for kept in self.model.ssd
+            if not (self.model.state_is_leased(kept, Tier.SSD) or self.model.state_is_accepted(kept))
+        ]
         assert sum(place.length for _, place in self.model.ssd.values()) <= limit or not unleased
 
     @rule(choice=st.integers(0, 100), lose=st.booleans())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvstore.core import ReserveItem, ReserveOutcome, Written
+from kvstore.core import Limits, ReserveItem, ReserveOutcome, Written
 from kvstore.core.accepted import accepted_place, is_accepted
 from kvstore.store.base import Place
 from kvstore.types import ItemId, ItemKind, Lineage
@@ -136,10 +136,31 @@ def test_it_takes_the_place_of_nothing_that_is_durable(rig: CoreRig) -> None:
     assert rig.lookup(keys, 2 * B + 1, lease=False).coverage.blocks == 2
 
 
+def test_what_leaves_when_it_is_durable_is_not_shown_again_by_its_commit(rig: CoreRig) -> None:
+    """Its place has been given back."""
+    keys = rig.keys(range(2 * B))
+    items = [*rig.block_items(keys), rig.state_item(keys, B)]
+    number = accept(rig, items)
+    results = {each.item.item_id: rig.written(each.item) for each in rig.core.granted(number, "w")}
+    list(rig.core.settling(number, "w", results))
+    lost = [results[item.item_id].place for item in items[1:]]
+    assert {each.place for each in rig.core.forget_places([place for place in lost if place])} == set(lost)
+    report = rig.core.committed(number, "w", results, **rig.now)
+    rig.core.check_integrity()
+    assert (list(report.visible), list(report.left_out), list(report.discard)) == (
+        [items[0].item_id],
+        [1, 2],
+        [],
+    )
+    coverage = rig.lookup(keys, 2 * B + 1, lease=False).coverage
+    assert (coverage.blocks, coverage.checkpoints) == (1, ())
+
+
 def test_it_is_not_evicted_and_goes_with_a_clear(rig: CoreRig) -> None:
     keys = rig.keys(range(2 * B))
-    number = accept(rig, rig.block_items(keys))
-    assert rig.evict(10) == []
+    number = accept(rig, [*rig.block_items(keys), rig.state_item(keys, 2 * B)])
+    assert rig.evict(10, prefer_states=True) == []
+    assert rig.core.states_over_share(0) == []
     assert rig.core.expire_blocks(rig.clock.wall() + 1e9) == []
     cleared, _ = rig.core.clear()
     assert cleared.blocks == 2
@@ -163,6 +184,27 @@ def test_no_segment_of_a_log_has_the_number_of_an_accepted_place() -> None:
         assert is_accepted(accepted_place(number, 0, 1).segment_id)
         assert accepted_place(number, 0, 1).segment_id < 2**32
     assert not is_accepted(2**31 - 1)
+
+
+@pytest.mark.parametrize("limits", [Limits(reservations_per_session=4), Limits(reserved_items_per_session=8)])
+def test_a_session_is_crowded_past_half_of_what_it_may_reserve_and_others_are_not(limits: Limits) -> None:
+    rig = CoreRig(limits=limits)
+    made = []
+    for first in (0, 1000, 2000):
+        assert not rig.core.is_crowded("w")
+        made.append(accept(rig, rig.block_items(rig.keys(range(first, first + 2 * B)))))
+    assert rig.core.is_crowded("w")
+    assert not rig.core.is_crowded("other")
+    settle(rig, made[0])
+    assert not rig.core.is_crowded("w")
+
+
+def test_all_are_crowded_past_half_of_what_all_may_reserve() -> None:
+    rig = CoreRig(limits=Limits(reservations=4, reserved_items_in_all=8))
+    for first in (0, 1000, 2000):
+        assert not rig.core.is_crowded("other")
+        accept(rig, rig.block_items(rig.keys(range(first, first + 2 * B))), session=f"w{first}")
+    assert rig.core.is_crowded("other")
 
 
 def test_what_is_durable_before_what_it_follows_is_taken_back(rig: CoreRig) -> None:

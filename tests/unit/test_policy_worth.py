@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from kvstore.policy import make_policy
+from kvstore.policy.density import DensityPolicy
 from kvstore.policy.ghosts import Times
-from kvstore.policy.worth import BUCKETS, HORIZON, SAMPLE_MAX, Worth, bucket_of, worth_of
+from kvstore.policy.worth import BUCKETS, HORIZON, SAMPLE_BYTES, SAMPLE_MAX, Worth, bucket_of, worth_of
 from tests.conformance.test_policies import Tree
 
 
@@ -96,3 +97,16 @@ def test_before_it_has_learnt_anything_it_goes_by_recency() -> None:
             tree.request((number, 0))
         gone[name] = [tree.tag[handle] for handle in tree.policy.victims()]
     assert gone["density"] == gone["fifo"]
+
+
+def test_what_was_here_before_is_told_apart_when_it_is_used() -> None:
+    """Alike, each would be seen to come back at once, in the place of the one before it."""
+    chain = np.arange(200, dtype=np.int32)
+    started, switched = DensityPolicy(), DensityPolicy()
+    started.start(chain, chain - 1)
+    for handle in chain.tolist():
+        switched.adopt(handle, handle - 1, handle)
+    for policy in (started, switched):
+        before = policy.memory_bytes()
+        policy.on_request(chain)
+        assert policy.memory_bytes() >= before + SAMPLE_BYTES * (len(chain) // 4)

@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvstore.service.logs import JsonLines, log_to_stderr
 from kvstore.service.notify import notify_ready
 from kvstore.service.process import Places, holding_sockets, is_open
 from kvstore.service.slowcalls import KEPT, WINDOW_SECONDS, SlowCalls
+from kvstore.store.device import PosixDevice
 
 
 class Caller:
@@ -159,7 +161,7 @@ def test_who_may_read_a_secret(mode: int, owner: int, group: int, is_refused: bo
 
 
 def test_a_directory_of_sockets_is_made_for_one_user_and_held_by_one_service(tmp_path: Path) -> None:
-    places = Places(tmp_path / "store", tmp_path / "run" / "sockets")
+    places = Places(tmp_path, tmp_path / "run" / "sockets")
     with holding_sockets(places):
         assert places.sockets.stat().st_mode & 0o777 == 0o700
         with (
@@ -169,3 +171,19 @@ def test_a_directory_of_sockets_is_made_for_one_user_and_held_by_one_service(tmp
             pass
     with holding_sockets(places):
         pass
+
+
+def test_the_stores_own_directory_by_another_name_is_not_held_twice(tmp_path: Path) -> None:
+    store, link = tmp_path / "store", tmp_path / "link"
+    store.mkdir()
+    link.symlink_to(store)
+    with closing(PosixDevice(store)) as device:
+        device.lock()
+        for sockets in (store, link, tmp_path / "." / "store" / ".." / "store"):
+            with holding_sockets(Places(store, sockets)):
+                pass
+        with (
+            pytest.raises(DirectoryInUse, match="another service has its sockets there"),
+            holding_sockets(Places(tmp_path, store)),
+        ):
+            pass
