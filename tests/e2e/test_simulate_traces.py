@@ -67,7 +67,7 @@ CHAT_TTL = {"1m": (10.5, 2.5), "5m": (29.3, 10.3), "15m": (36.2, 24.7), "1h": (3
 @pytest.mark.parametrize("text", CHAT_TTL)
 def test_chat_has_the_known_rates_under_retentions(require, text: str) -> None:
     chat = trace(require, CHAT_LOG)
-    [row] = Study(chat, Question(ttl=[(text, parse_time(text))])).rows()
+    [row] = Study(chat, Question(ttl=[(text, parse_time(text, name="--ttl"))])).rows()
     rate, held = CHAT_TTL[text]
     assert row.outcome.token_hit_rate == pytest.approx(rate, abs=0.3)
     assert 100 * row.outcome.held_blocks_mean / chat.log.footprint == pytest.approx(held, abs=0.3)

@@ -248,7 +248,7 @@ def test_waiters_of_a_worker_that_is_killed_go_on_from_what_it_has_stored(
     with TemporaryDirectory(prefix="kv-") as folder, ExitStack() as stack:
         owner = stack.enter_context(_Owner(service.directory, salt, Path(folder)))
         engines = [
-            stack.enter_context(fresh_engine(service.directory, salt=salt, costs=HONEST, own_model=True))
+            stack.enter_context(fresh_engine(service.directory, salt=salt, costs=DEAR, own_model=True))
             for _ in range(3)
         ]
         owner.begin(prompt)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import replace
 
 import pytest
 import xxhash
@@ -57,7 +56,7 @@ async def test_slice_by_slice_each_block_in_order_and_together_they_are_the_bloc
     with rig(14) as made:
         lent = made.items[1]
         assert lent is not None
-        made.items[1] = replace(lent, lineage=Lineage.BOUNDED)
+        made.items[1] = lent._replace(lineage=Lineage.BOUNDED)
         parts = await cut(made, first=5)
         assert [(h.slice, h.index) for h, _ in parts] == [(s, 5 + b) for s in range(3) for b in range(14)]
         for number in range(14):
@@ -96,7 +95,7 @@ def copied(made: Rig, number: int) -> FetchItem:
     moves = made.log.clean(before.place.segment_id)
     for each, block in enumerate(made.items):
         if block is not None and block.place is not None and block.place in moves:
-            made.now[each] = replace(block, place=moves[block.place])
+            made.now[each] = block._replace(place=moves[block.place])
     moved = made.now[number]
     assert moved is not None
     return moved
@@ -121,7 +120,7 @@ async def test_slices_of_another_writer_s_bytes_do_not_go_on_with_a_block(change
     with rig(20) as made:
 
         def stored_again() -> None:
-            made.now[3] = replace(copied(made, 3), **changed)  # type: ignore[arg-type]
+            made.now[3] = copied(made, 3)._replace(**changed)  # type: ignore[arg-type]
 
         assert missing(await cut(made, after=stored_again)) == [(1, 3), (2, 3)]
         assert made.forgotten == []
