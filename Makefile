@@ -7,11 +7,12 @@ PROTO_TOOLS := $(VENV)/proto-tools
 VLLM := 0.32.0
 JOBS ?= 2
 
-.PHONY: help demo test test-deploy test-engines manifests check lint types layers proto mutations chaos-tools bench bench-peers clean
+.PHONY: help demo test test-deploy test-engines test-traces manifests check lint types layers proto mutations chaos-tools bench bench-peers clean
 
 help:
 	@echo "make demo    an agent session over real files, served from the prefix store"
 	@echo "make test    everything that must hold (needs no GPU, under 10 minutes on two cores)"
+	@echo "make test-traces  every known rate of the public traces that KVSTORE_TRACES points to"
 	@echo "make test-deploy  what operators use, with their tools: Helm, Kubernetes' schemas, Prometheus, systemd, hadolint, a browser"
 	@echo "make manifests  render ops/deploy/kubernetes/ from the chart again"
 	@echo "make test-engines  a real vLLM beside the store, on the CPU; makes an environment of 3.5 GB for it"
@@ -45,6 +46,9 @@ demo: $(VENV)/.workers
 
 test: $(VENV)/.test $(VENV)/.proto-tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+test-traces: $(VENV)/.test
+	KVSTORE_REQUIRE=traces OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "long or not long" tests/e2e/test_simulate_traces.py $(ARGS)
 
 # Tools that a test finds missing it is skipped for, with the reason; KVSTORE_REQUIRE=helm,promtool makes that a failure.
 DEPLOY_TOOLS := $(abspath $(VENV))/deploy-tools
