@@ -10,7 +10,7 @@ suite=trixie
 python=3.13
 mkdir -p "$out/wheels" "$out/data"
 
-[ -d "$root/usr" ] || debootstrap --variant=minbase --include=python3,python3-venv "$suite" "$root" http://deb.debian.org/debian
+[ -d "$root/usr" ] || debootstrap --variant=minbase --include=python3,python3-venv "$suite" "$root"
 if [ ! -d "$root/opt/kvstore" ]; then
     pip() { python3 -m pip --disable-pip-version-check "$@"; }
     src=$(mktemp -d)
