@@ -96,7 +96,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--endurance",
         metavar="SIZE",
-        help="how much the drive may be written in its life, as in 14PiB: tells its years at the log's pace",
+        help="how much the drive may be written in its life, as in 14000TiB: tells its years at the log's pace",
     )
     parser.add_argument(
         "--profile",

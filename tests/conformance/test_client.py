@@ -361,7 +361,7 @@ def test_what_is_accepted_is_visible_at_once(ground: Ground, client: CacheClient
     with client.reserve(chain.namespace.digest, items) as reservation:
         reservation.write({i: chain.payload(items[i]) for i in reservation.granted})
         done = reservation.commit(Durability.ACCEPTED)
-    # As durable where there is no memory to keep it in meanwhile, or what others have there may not go yet.
+    # As durable where there is no memory to keep it in meanwhile, and where its write is over before it could be shown.
     assert done.items == BLOCKS
     assert done.durability in {ACCEPTED_HERE, Durability.DURABLE}
     found = look(client, chain)
