@@ -27,6 +27,7 @@ from tests.support.vllm_double import (
     Scheduler,
     SecondaryTierFactory,
     spec,
+    steps,
     vllm_double,
 )
 
@@ -167,14 +168,14 @@ def test_a_service_that_stands_still_holds_no_request_up_for_long(
 
 def until_stored(scheduler: Scheduler, name: str) -> Request:
     """Requests until one is stored: after a failure the client does not call for a moment."""
-    for number in range(50):
+    for number, _ in enumerate(steps()):
         asked = request(f"{name}{number}", 1)
         scheduler.results.clear()
         scheduler.run(asked, computed)
         scheduler.settle()
         if all(result.success for result in scheduler.results):
             return asked
-    raise AssertionError("the service was not reached again")
+    raise AssertionError("not reached: steps have an end of their own")
 
 
 def test_what_is_lost_between_lookup_and_load_is_computed(tier_module: Any, service: ServiceProcess) -> None:

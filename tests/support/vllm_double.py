@@ -159,7 +159,7 @@ def spec(**changed: Any) -> Any:
     )
 
 
-def _steps() -> Iterator[None]:
+def steps() -> Iterator[None]:
     """As many as a while has; the engine lets helper threads run in each."""
     end = time.monotonic() + WAIT
     while time.monotonic() < end:
@@ -182,8 +182,8 @@ class Request:
 
 class Scheduler:
     """The tiering manager's part: keys found in the pool are not asked for; hits get a row and are loaded as one job at the
-    step's end; computed ones are stored; jobs are polled once a step. It gives up after a while, since nothing of the tier may
-    keep a request from coming to an end."""
+    step's end; computed ones are stored; jobs are polled once a step. A full pool gives up what it has held longest, except for
+    rows that a job is at. It gives up after a while, since nothing of the tier may keep a request from coming to an end."""
 
     def __init__(self, tier: Any, pool: bytearray, *, row: int = ROW, first_row: int = 0) -> None:
         self.tier = tier
@@ -192,7 +192,7 @@ class Scheduler:
         self.held: dict[bytes, int] = {}
         self.jobs: dict[int, tuple[bool, list[bytes], list[int]]] = {}
         self.results: list[JobResult] = []
-        self._next_row = first_row
+        self._free = list(range(len(pool) // row - 1, first_row - 1, -1))
         self._next_job = 0
 
     def bytes_of(self, key: bytes) -> bytes:
@@ -203,7 +203,7 @@ class Scheduler:
         """How many of the request's keys came from the tier; the others are computed, and given to it."""
         self.tier.on_new_request(request)
         loaded: set[bytes] = set()
-        for _ in _steps():
+        for _ in steps():
             self._poll()
             pending: list[bytes] = []
             waits = False
@@ -241,7 +241,7 @@ class Scheduler:
 
     def settle(self) -> None:
         """Step until no job is under way."""
-        for _ in _steps():
+        for _ in steps():
             self._poll()
             if not self.jobs:
                 return
@@ -264,8 +264,15 @@ class Scheduler:
             if is_load:
                 good = set(keys if result.success else result.successful_keys or ())
                 assert good <= set(keys)
-                self.held.update((key, row) for key, row in zip(keys, rows, strict=True) if key in good)
+                for key, row in zip(keys, rows, strict=True):
+                    if key in good:
+                        self.held[key] = row
+                    else:
+                        self._free.append(row)
 
     def _take_row(self) -> int:
-        self._next_row += 1
-        return self._next_row - 1
+        if not self._free:
+            busy = {row for _, _, rows in self.jobs.values() for row in rows}
+            oldest = next(key for key, row in self.held.items() if row not in busy)
+            self._free.append(self.held.pop(oldest))
+        return self._free.pop()
