@@ -7,7 +7,7 @@ PROTO_TOOLS := $(VENV)/proto-tools
 VLLM := 0.32.0
 JOBS ?= 2
 
-.PHONY: help demo test test-deploy test-engines test-traces manifests check lint types layers proto mutations chaos-tools bench bench-peers clean
+.PHONY: help demo test test-deploy test-engines test-traces manifests check lint types layers proto mutations chaos-tools bench bench-peers bench-engines clean
 
 help:
 	@echo "make demo    an agent session over real files, served from the prefix store"
@@ -19,6 +19,7 @@ help:
 	@echo "make check   format, lint, types, import layers: seconds"
 	@echo "make mutations  break the SSD engine on purpose, one promise at a time; fails unless a test notices each"
 	@echo "make chaos-tools  install what kvstore chaos and tests across hosts need from Debian, where it is missing (as root)"
+	@echo "make bench-engines  a real vLLM's steps and first tokens beside the store, beside vLLM's own tier of files, and with none"
 	@echo "make bench-peers  kvstore beside LMCache, Mooncake and AIBrix, which it installs outside the tree (ARGS=--quick)"
 	@echo "make proto   generate kvstore/v1 again from proto/"
 	@echo "make clean   remove the environment and caches"
@@ -96,6 +97,10 @@ chaos-tools:
 	command -v apt-get >/dev/null || { echo "chaos-tools: missing:$$missing; there is no apt-get here: install the equivalents of $(CHAOS_PACKAGES)" >&2; exit 1; }; \
 	[ "$$(id -u)" = 0 ] || { echo "chaos-tools: missing:$$missing; run as root: apt-get install $(CHAOS_PACKAGES)" >&2; exit 1; }; \
 	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(CHAOS_PACKAGES)
+
+bench-engines: $(VENV)/.test $(VENV)/engines/.vllm-$(VLLM)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engines/rows.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engines/run.py --engine $(CURDIR)/$(VENV)/engines/bin/python $(ARGS)
 
 bench-peers: $(VENV)/.workers
 	$(BIN)/python benchmarks/peers/run.py $(ARGS)

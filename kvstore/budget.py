@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from kvstore.errors import ConfigError
+from kvstore.units import rounded
 
 POINTS = {"pool": 18, "handoff": 2, "cache": 20, "arenas": 4, "staging": 4, "fetch": 2}
 """How the budget is shared out. Handoffs are states in host memory, and come out of the pool's share."""
@@ -95,20 +96,25 @@ def share_out(memory: int, given: Mapping[str, int], there_is: Available) -> Par
             raise ConfigError(
                 "larger than all memory that there is",
                 field=f"--{name}",
-                value=value,
-                allowed=f"up to {there_is.bytes} bytes ({there_is.because})",
+                value=rounded(value),
+                allowed=f"up to {rounded(there_is.bytes)} ({there_is.because})",
             )
     budget = memory or there_is.bytes // MEMORY_SHARE
     points = sum(POINTS.values())
-    sizes = {name: given.get(name) or budget * share // points for name, share in POINTS.items()}
-    sizes["fetch"] = min(max(sizes["fetch"], FETCH_BYTES_MIN), FETCH_BYTES_MAX)
+    fetch = budget * POINTS["fetch"] // points
+    rest = budget
+    if fetch < FETCH_BYTES_MIN and budget >= 2 * FETCH_BYTES_MIN:
+        # What a small budget's fetches need beyond their share, the others have less.
+        rest, points = budget - FETCH_BYTES_MIN, points - POINTS["fetch"]
+    sizes = {name: given.get(name) or rest * share // points for name, share in POINTS.items()}
+    sizes["fetch"] = min(max(fetch, FETCH_BYTES_MIN), FETCH_BYTES_MAX)
     parts = Parts(memory=budget, **sizes)
     if parts.sum > budget:
-        listed = ", ".join(f"{name} {value}" for name, value in sizes.items())
+        listed = ", ".join(f"{name} {rounded(value)}" for name, value in sizes.items())
         raise ConfigError(
             f"the parts of memory are more than all of it: {listed}",
             field="--memory",
-            value=budget,
-            allowed=f"{parts.sum} bytes or more for these; or smaller parts",
+            value=rounded(budget),
+            allowed=f"{rounded(parts.sum)} or more for these; or smaller parts",
         )
     return parts

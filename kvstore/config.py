@@ -5,6 +5,7 @@ A frozen value, read once and refused when wrong; nothing is corrected in silenc
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -17,63 +18,7 @@ from typing import Any
 
 from kvstore.budget import Available, Parts, available, share_out
 from kvstore.errors import ConfigError
-
-_SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_TIME_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-MAX_BYTES = 1 << 60
-
-
-def parse_size(text: str | int, *, name: str) -> int:
-    """Bytes from `64GiB`, `4096`, `1.5MiB`; ConfigError naming `name` for anything else."""
-    allowed = "a number with one of B, KiB, MiB, GiB, TiB, as in 64GiB"
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", str(text).strip())
-    if match is None or match[2] not in _SIZE_UNITS:
-        raise ConfigError("not a size", field=name, value=text, allowed=allowed)
-    number = float(match[1]) * _SIZE_UNITS[match[2]]
-    if number != math.floor(number) or number > MAX_BYTES:
-        raise ConfigError(
-            "not a size", field=name, value=text, allowed=f"{allowed}; whole bytes up to 1024 PiB"
-        )
-    return int(number)
-
-
-def size_text(count: int) -> str:
-    """The shortest text that `parse_size` reads as `count` bytes, a whole number."""
-    for unit, scale in reversed(_SIZE_UNITS.items()):
-        if unit and count and int(count) % scale == 0:
-            return f"{count // scale}{unit}"
-    return f"{count}B"
-
-
-def rounded(count: int) -> str:
-    """A size with three digits, for people."""
-    unit = next(unit for unit, scale in reversed(_SIZE_UNITS.items()) if count >= scale or scale == 1)
-    return f"{count / _SIZE_UNITS[unit]:.3g}{unit or 'B'}"
-
-
-def time_text(seconds: float) -> str:
-    """The shortest text that `parse_time` reads as so many seconds."""
-    for unit in ("h", "m", "s"):
-        if seconds >= _TIME_UNITS[unit] and seconds % _TIME_UNITS[unit] == 0:
-            return f"{seconds / _TIME_UNITS[unit]:g}{unit}"
-    return f"{seconds * 1000:g}ms" if 0 < seconds < 1 else f"{seconds:g}s"
-
-
-def parse_time(text: str | float, *, name: str) -> float:
-    """Seconds from `72h`, `500ms`, `10` (seconds); ConfigError naming `name` for anything else."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", str(text).strip())
-    if match is None or (match[2] and match[2] not in _TIME_UNITS):
-        raise ConfigError(
-            "not a time", field=name, value=text, allowed="a number with one of ms, s, m, h, d, as in 72h"
-        )
-    return float(match[1]) * _TIME_UNITS.get(match[2], 1.0)
-
-
-def parse_count(text: str | int, *, name: str) -> int:
-    # No count has more digits; Python refuses to read thousands of them.
-    if isinstance(text, bool) or not re.fullmatch(r"[0-9]{1,19}", str(text).strip()):
-        raise ConfigError("not a count", field=name, value=text, allowed="a whole number")
-    return int(text)
+from kvstore.units import MAX_BYTES, parse_count, parse_size, parse_time, rounded, size_text, time_text
 
 
 def parse_fraction(text: str | float, *, name: str) -> float:
@@ -297,9 +242,14 @@ def options() -> list[Option]:
 
 
 def load_service_config(
-    flags: Mapping[str, str | None], *, file: str | None = None, environ: Mapping[str, str] | None = None
+    flags: Mapping[str, str | None],
+    *,
+    file: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    checks: Mapping[str, Callable[[Any, str], object]] | None = None,
 ) -> ServiceConfig:
-    """Build the configuration; ConfigError names the key, the value, where it came from, and what is allowed."""
+    """Build the configuration; ConfigError names the key, the value, where it came from, and what is allowed. `checks`: of
+    options whose values others know, called with a value and where it came from; they raise as they like."""
     environ = os.environ if environ is None else environ
     known = {f.name: f for f in fields(ServiceConfig)}
     chosen: dict[str, tuple[Any, str]] = {}
@@ -324,12 +274,31 @@ def load_service_config(
             show = _TEXTS[meta["parse"]]
             high = " or more" if meta["high"] == math.inf else f" to {show(meta['high'])}"
             raise ConfigError("out of range", field=source, value=raw, allowed=f"{show(meta['low'])}{high}")
+        if checks and key in checks:
+            checks[key](value, source)
         values[key] = value
     if not values.get("dir"):
         raise ConfigError(
             "no directory given", field="--dir", value="", allowed="--dir D, KVSTORE_DIR or `dir` in the file"
         )
     return ServiceConfig(**values)
+
+
+_OTHER_VARIABLES = ("KVSTORE_CONFIG", "KVSTORE_TRACES", "KVSTORE_REQUIRE", "KVSTORE_MACHINE_EXAMPLES")
+_NOT_OURS = re.compile(r"KVSTORE_(ENGINE_.*|(.*_)?SERVICE_(HOST|PORT).*|(.*_)?PORT(_[0-9]+_(TCP|UDP).*)?)")
+"""Of tests with engines; and what Kubernetes tells each pod of a Service whose name begins with kvstore."""
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Variables that look like options and are none, each with the option that may have been meant."""
+    environ = os.environ if environ is None else environ
+    known = [*(f"KVSTORE_{f.name.upper()}" for f in fields(ServiceConfig)), *_OTHER_VARIABLES]
+    found = []
+    for name in sorted(environ):
+        if name.startswith("KVSTORE_") and name not in known and not _NOT_OURS.fullmatch(name):
+            close = difflib.get_close_matches(name[8:], [option[8:] for option in known], 1)
+            found.append(f"{name} (KVSTORE_{close[0]}?)" if close else name)
+    return found
 
 
 def _read_toml(file: str) -> dict[str, Any]:

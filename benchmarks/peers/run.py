@@ -32,8 +32,8 @@ from benchmarks.peers.environments import Environment, NotInstalled, Rivals, las
 from benchmarks.peers.report import text_of  # noqa: E402
 from benchmarks.peers.rules import CONTENDERS, LINES, OURS, RAW, Contender, Turn, compare, order  # noqa: E402
 from kvstore.cli.output import add_json_flag, check_json_target, emit  # noqa: E402
-from kvstore.config import parse_size, size_text  # noqa: E402
 from kvstore.errors import ConfigError, InvalidArgument, KvstoreError  # noqa: E402
+from kvstore.units import parse_size, size_text  # noqa: E402
 
 TIERS = ("memory", "disk")
 ROUNDS, MEMORY_BYTES, DISK_BYTES, PROMPT_BLOCKS = 5, 1 << 30, 2 << 30, 64

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from kvstore.cli.connect import add_directory_flag, connect, named
 from kvstore.cli.output import add_json_flag, emit, table
-from kvstore.config import parse_size, parse_time
 from kvstore.errors import InvalidArgument
 from kvstore.policy.registry import EVICTION_NAMES
 from kvstore.policy.window import POLICY_NAMES, WindowKind
+from kvstore.units import parse_size, parse_time
 from kvstore_client.values import OpenedNamespace
 
 

@@ -12,8 +12,8 @@ from kvstore.bench.pairs import PAIRS
 from kvstore.cli.bench_speed import PAIRS_MAX, refuse_outside, scratch, tell
 from kvstore.cli.output import check_json_target, emit, table
 from kvstore.cli.stopping import Check, stoppable
-from kvstore.config import parse_time
 from kvstore.errors import InvalidArgument
+from kvstore.units import parse_time
 
 LEAVES = "a scratch folder kvstore-bench-* and the processes in it may be left"
 

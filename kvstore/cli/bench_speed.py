@@ -16,8 +16,8 @@ from kvstore.bench import small, storage, through
 from kvstore.bench.pairs import PAIRS
 from kvstore.cli.output import check_json_target, emit, table
 from kvstore.cli.stopping import Check, stoppable
-from kvstore.config import parse_size
 from kvstore.errors import ConfigError, InvalidArgument
+from kvstore.units import parse_size
 
 SIZE_MIN = 64 << 20
 SIZE_MAX = 64 << 30

@@ -12,7 +12,7 @@ from kvstore.cli.bench_memory import LEAVES
 from kvstore.cli.bench_speed import PAIRS_MAX, SIZE_MIN, refuse_outside, scratch, tell
 from kvstore.cli.output import check_json_target, emit, table
 from kvstore.cli.stopping import Check, stoppable
-from kvstore.config import parse_size
+from kvstore.units import parse_size
 
 SIZE_MAX = 3 << 30
 """Of one prompt: a service takes no longer ones unless it is told to."""

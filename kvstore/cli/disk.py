@@ -17,7 +17,7 @@ import grpc
 from kvstore.cli.output import add_json_flag, check_json_target, emit, table
 from kvstore.cli.stopping import Check, stoppable
 from kvstore.clock import SystemClock
-from kvstore.config import environment, parse_size, size_text
+from kvstore.config import environment
 from kvstore.errors import ConfigError, DirectoryInUse
 from kvstore.store import Recovery, open_log
 from kvstore.store.base import Damage, Place, RecordLog, Space
@@ -27,6 +27,7 @@ from kvstore.store.identity import IDENTITY_NAME, refuse_foreign
 from kvstore.store.rebuild import RebuiltCatalog
 from kvstore.store.segment import is_spare_name, segment_id_of
 from kvstore.store.space import SEGMENT_BYTES_MIN, SEGMENTS_MIN
+from kvstore.units import parse_size, size_text
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import cache_pb2_grpc
 from kvstore_client.failures import translated

@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
+from typing import Any
 
 from kvstore.errors import KvstoreError
 
@@ -32,6 +33,16 @@ EXIT_CODES = (
 )
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """What a command does not know it says itself, with its own usage; by itself argparse lets the top one say it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
+
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """`command`: the only one that is wanted, so that the others' modules need not be imported; None, or one that is not
     known: all."""
@@ -39,7 +50,9 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"kvstore {importlib.metadata.version('kvstore')}"
     )
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, parser_class=_CommandParser
+    )
     there, left_out = [], []
     for module, commands, needs in _MODULES:
         missing = [name for name in needs if importlib.util.find_spec(name) is None]

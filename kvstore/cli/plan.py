@@ -9,7 +9,6 @@ from kvstore.cli.connect import add_directory_flag, connect, named
 from kvstore.cli.output import add_json_flag, check_json_target, emit
 from kvstore.cli.plan_report import Explained, as_json, as_text
 from kvstore.cli.prompt import Prompt, parse_keys, parse_tokens, prompt_of_tokens, read_text
-from kvstore.config import parse_count
 from kvstore.errors import ConfigError
 from kvstore.plan.base import Alternative, Costs, Coverage, SaveStates
 from kvstore.plan.explain import policies_to_compare, what_if
@@ -18,6 +17,7 @@ from kvstore.policy.window import WindowPolicy
 from kvstore.profile.base import Profile
 from kvstore.profile.keyed import profile_of
 from kvstore.types import Exactness
+from kvstore.units import parse_count
 from kvstore_client.values import Alternative as ClientAlternative
 from kvstore_client.values import OpenedNamespace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvstore.config import load_service_config, options
+from kvstore.config import load_service_config, options, unknown_variables
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,11 +35,19 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
+    from kvstore.policy.registry import make_policy
+    from kvstore.policy.window import WindowPolicy
+
     config = load_service_config(
-        {option.name: getattr(args, option.name) for option in options()}, file=args.config
+        {option.name: getattr(args, option.name) for option in options()},
+        file=args.config,
+        checks={
+            "policy": lambda value, source: WindowPolicy.check(value, field=source),
+            "eviction": lambda value, source: make_policy(value, field=source),
+        },
     )
     from kvstore.service.notify import notify_ready
     from kvstore.service.server import main_blocking
 
-    main_blocking(config, ready=notify_ready)
+    main_blocking(config, ready=notify_ready, unknown=unknown_variables())
     return 0

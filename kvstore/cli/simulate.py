@@ -15,7 +15,6 @@ from kvstore.cli.simulate_report import (
     write_pictures,
 )
 from kvstore.cli.stopping import Check, stoppable
-from kvstore.config import parse_count, parse_size, parse_time
 from kvstore.errors import InvalidArgument
 from kvstore.policy.admission import Admission
 from kvstore.policy.window import POLICY_NAMES
@@ -35,6 +34,7 @@ from kvstore.simulate.study import (
     facts,
     row_values,
 )
+from kvstore.units import parse_count, parse_size, parse_time
 
 CASES_MAX = 1000
 

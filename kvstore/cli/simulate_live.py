@@ -14,7 +14,6 @@ from kvstore.cli.output import emit, table
 from kvstore.cli.simulate_report import about_lines
 from kvstore.cli.stopping import Check, stoppable
 from kvstore.clock import SystemClock
-from kvstore.config import rounded
 from kvstore.errors import InvalidArgument
 from kvstore.policy.admission import Admission
 from kvstore.profile.base import Profile
@@ -31,6 +30,7 @@ from kvstore.simulate.live import (
 )
 from kvstore.simulate.sizes import ALL
 from kvstore.simulate.study import Question, Study, facts
+from kvstore.units import rounded
 from kvstore_client import CacheClient
 
 DEFAULT_PROFILE = "tiny"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli.output import check_target, table, write_document
-from kvstore.config import rounded
 from kvstore.errors import ConfigError
 from kvstore.simulate.pictures.base import Section
 from kvstore.simulate.pictures.page import about_log, page
@@ -16,6 +15,7 @@ from kvstore.simulate.pictures.png import check_drawing, png
 from kvstore.simulate.pictures.sections import sections, sources_words
 from kvstore.simulate.reuse import reuse_of
 from kvstore.simulate.study import Study
+from kvstore.units import rounded
 
 Answer = dict[str, Any]
 """What JSON says: log, rows, recommendation."""

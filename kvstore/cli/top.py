@@ -16,8 +16,8 @@ from typing import Any
 from kvstore.cli.connect import add_directory_flag, connect
 from kvstore.cli.output import add_json_flag, check_json_target, emit
 from kvstore.cli.top_view import rates, view
-from kvstore.config import parse_time
 from kvstore.errors import InvalidArgument, KvstoreError, Unavailable
+from kvstore.units import parse_time
 
 EVERY_SECONDS_MIN, EVERY_SECONDS_MAX = 0.1, 3600.0
 ANSWER_SECONDS = 5.0

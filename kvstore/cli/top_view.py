@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvstore.cli.output import table
-from kvstore.config import rounded, time_text
+from kvstore.units import rounded, time_text
 
 BAR_CHARS = 20
 PLANS_SHOWN = 5

@@ -67,12 +67,12 @@ class WindowPolicy:
         return cls._parse(text, profile.block_tokens)
 
     @classmethod
-    def check(cls, text: str) -> None:
-        """Raise InvalidArgument for a text that is no policy of any profile."""
-        cls._parse(text, 1)
+    def check(cls, text: str, *, field: str = "policy") -> None:
+        """Raise InvalidArgument, about `field`, for a text that is no policy of any profile."""
+        cls._parse(text, 1, field=field)
 
     @classmethod
-    def _parse(cls, text: str, unit: int) -> WindowPolicy:
+    def _parse(cls, text: str, unit: int, *, field: str = "policy") -> WindowPolicy:
         if text in tuple(WindowKind) and text not in _PERIODIC:
             return cls(WindowKind(text))
         name, colon, number = text.partition(":")
@@ -84,7 +84,7 @@ class WindowPolicy:
         block = f"a positive multiple of {unit}" if unit > 1 else "a positive multiple of the profile's block"
         raise InvalidArgument(
             "unknown window-state policy",
-            field="policy",
+            field=field,
             value=text,
             allowed=f"{POLICY_NAMES}, with N {block}",
         )

@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import dataclass
 
 from kvstore.budget import Parts
-from kvstore.config import rounded, size_text
 from kvstore.errors import LimitExceeded, MemoryUnavailable
 from kvstore.memory import BlockCache
 from kvstore.memory.cache import EXTENT_BYTES, extent_bytes_for
 from kvstore.pool.states import StatePool
+from kvstore.units import rounded, size_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

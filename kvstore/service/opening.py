@@ -11,6 +11,7 @@ from kvstore.config import ServiceConfig
 from kvstore.service.process import Places, check_space, make_directory
 from kvstore.store import RecordLog, Recovery, open_log
 from kvstore.store.device import Device
+from kvstore.store.space import catalog_growth_bytes
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,11 @@ def open_store(
 ) -> tuple[RecordLog, Recovery]:
     """Raises StartStopped, and then holds nothing, when `is_stopped` says so at one of its steps."""
     make_directory(places.directory)
-    check_space(places.directory, need_bytes=2 * segment_bytes, budget_bytes=config.disk)
+    check_space(
+        places.directory,
+        need_bytes=2 * segment_bytes + catalog_growth_bytes(segment_bytes),
+        budget_bytes=config.disk,
+    )
     store, recovery = open_log(
         places.directory,
         budget_bytes=config.disk,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.errors import ConfigError, DeviceError, DirectoryInUse, NoSpace
+from kvstore.units import rounded, size_text
 
 log = logging.getLogger(__name__)
 
@@ -101,16 +102,16 @@ def check_space(directory: Path, *, need_bytes: int, budget_bytes: int) -> None:
         raise NoSpace(
             f"the file system of {directory} has too little room; free some, choose another directory, or a smaller --segment or --disk",
             field="free",
-            value=free,
-            allowed=f"{need_bytes} bytes or more, for two segments",
+            value=rounded(free),
+            allowed=f"{rounded(need_bytes)} or more, for two segments and the catalogue",
         )
     if free + held < budget_bytes:
         log.warning(
-            "the disk budget of %d bytes is more than the file system of %s has for us, %d bytes: when it is full, "
+            "the disk budget of %s is more than the file system of %s has for us, %s: when it is full, "
             "states and blocks are evicted before their time; set --disk to what it can hold",
-            budget_bytes,
+            size_text(budget_bytes),
             directory,
-            free + held,
+            rounded(free + held),
         )
 
 

@@ -103,6 +103,10 @@ class RoomMaker:
         self._discards += left
         self._decisions.left(left)
 
+    def look(self) -> None:
+        """Bring `space` up to date. In any thread; it waits for no device."""
+        self.space = self._log.space()
+
     @property
     def waiting(self) -> int:
         return len(self._discards)

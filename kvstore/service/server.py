@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -88,14 +88,20 @@ LAST_USE_STEP_SECONDS = 3600.0
 
 
 def main_blocking(
-    config: ServiceConfig, *, dumpable: bool = False, ready: Callable[[], None] | None = None
+    config: ServiceConfig,
+    *,
+    dumpable: bool = False,
+    ready: Callable[[], None] | None = None,
+    unknown: Sequence[str] = (),
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises KvstoreError when the service cannot start.
 
     `dumpable`: let core dumps and tracers see the process. `ready` is called once, when calls are served. The log goes
-    to stderr unless the caller has sent it elsewhere.
+    to stderr unless the caller has sent it elsewhere. `unknown`: variables that configure nothing, which it tells of.
     """
     log_to_stderr(config.log_format)
+    if unknown:
+        log.warning("environment variables that are no options, and change nothing: %s", ", ".join(unknown))
     # Sockets and files are for this user alone; nothing here is ever meant for another.
     os.umask(0o077)
     extents = max(EXTENTS_MIN, config.cache_bytes // EXTENT_BYTES)

@@ -47,6 +47,9 @@ class Upkeep:
             await asyncio.sleep(0)  # the calls that wait have their turn
         if engine.writer.room.waiting:
             await engine.writer.alone(engine.writer.room.survey)
+        # A segment may have been made ready, or sealed, after the last append. Not in the writer's thread: a device that
+        # stands still must not keep leases from ending.
+        await asyncio.get_running_loop().run_in_executor(engine.threads, engine.writer.room.look)
         if engine.time.monotonic() >= self._uses_due:
             self._uses_due = engine.time.monotonic() + USES_EVERY_SECONDS
             await self.note_uses()

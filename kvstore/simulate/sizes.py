@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from kvstore.config import parse_size
 from kvstore.errors import InvalidArgument
 from kvstore.profile.base import Profile
+from kvstore.units import parse_size
 
 ALL = "all"
 """The size of a store without a limit."""

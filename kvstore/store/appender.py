@@ -236,13 +236,24 @@ class Appender:
             raise NoSpace(
                 "the open segment could not be sealed, and its unused space is not free; reclaim first"
             )
+        # A file system that others have filled may have no room for a whole one where copies need a few pages.
+        self._open = self._create_as_room_is(sorted({size, exact if cleaning else size}, reverse=True))
+        return self._open
+
+    def _create_as_room_is(self, sizes: Sequence[int]) -> OpenSegment:
+        """Of the first of these sizes that the file system has room for."""
+        for size in sizes[:-1]:
+            try:
+                return self._create(size)
+            except NoSpace as error:
+                if error.value in NOT_FOR_WANT_OF_ROOM:
+                    raise
         try:
-            self._open = self._create(size)
+            return self._create(sizes[-1])
         except NoSpace as error:
             if error.value in NOT_FOR_WANT_OF_ROOM or not self._store.make_way():
                 raise
-            self._open = self._create(size)
-        return self._open
+            return self._create(sizes[-1])
 
     def _size_of_next(self, exact: int, *, cleaning: bool) -> int | None:
         """A whole segment where there is room for one. Copies that need the kept room take no more than they fill:

@@ -15,6 +15,7 @@ from kvstore.store.format import (
     align,
 )
 from kvstore.store.table import SegmentTable
+from kvstore.units import size_text
 
 SEGMENT_BYTES_MIN = 1 << 20
 SEGMENT_BYTES_DEFAULT_MAX = 256 << 20
@@ -40,16 +41,16 @@ def segment_bytes_for(budget_bytes: int, segment_bytes: int | None) -> int:
     if not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX or segment_bytes % PAGE:
         raise ConfigError(
             "the segment size is out of range",
-            field="segment_bytes",
-            value=segment_bytes,
-            allowed=f"multiples of {PAGE} from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}",
+            field="--segment",
+            value=size_text(segment_bytes),
+            allowed=f"multiples of {PAGE}B from {size_text(SEGMENT_BYTES_MIN)} to {size_text(SEGMENT_BYTES_MAX)}",
         )
     if budget_bytes < SEGMENTS_MIN * segment_bytes:
         raise ConfigError(
-            f"a disk budget of {budget_bytes} bytes holds fewer than {SEGMENTS_MIN} segments of {segment_bytes} bytes",
-            field="budget_bytes",
-            value=budget_bytes,
-            allowed=f"at least {SEGMENTS_MIN * segment_bytes}, or a smaller segment_bytes",
+            f"the disk budget holds fewer than {SEGMENTS_MIN} segments of {size_text(segment_bytes)}",
+            field="--disk",
+            value=size_text(budget_bytes),
+            allowed=f"{size_text(SEGMENTS_MIN * segment_bytes)} or more, or a smaller --segment",
         )
     return segment_bytes
 

@@ -18,6 +18,7 @@ from kvstore.prefix.keys import block_keys
 from kvstore.profile.registry import get_profile
 from kvstore.types import ItemKind
 from kvstore_client import CacheClient, ReserveItem
+from tests.support.polling import wait_for
 from tests.support.service import ServiceProcess, short_directory
 
 MIB = 1 << 20
@@ -181,11 +182,31 @@ def test_a_volume_that_others_filled_is_eviction_or_a_refusal_and_writing_comes_
         other.unlink()
         assert chat.try_until_stored(50, BACK_SECONDS) < BACK_SECONDS
         assert chat.whole(50) >= BLOCKS - 1
-        values = client.stats()
-        accounted = values["disk_allocated_bytes"] + values["disk_other_bytes"]
-        files = [path for path in service.directory.iterdir() if path.is_file()]
-        taken = sum(path.stat().st_blocks * 512 for path in files)
-        assert taken == pytest.approx(accounted, rel=0.01)
+        wait_for(lambda: accounted(client) == pytest.approx(taken(service.directory), rel=0.01))
+
+
+def accounted(client: CacheClient) -> float:
+    values = client.stats()
+    return values["disk_allocated_bytes"] + values["disk_other_bytes"]
+
+
+def taken(directory: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in directory.iterdir() if path.is_file())
+
+
+def test_a_volume_that_has_room_for_one_segment_and_no_second_is_written_to_again_and_again(
+    volume: Path,
+) -> None:
+    with (
+        ServiceProcess(volume / "s", disk=512 * MIB, segment=8 * MIB) as service,
+        CacheClient(service.directory, owner="test") as client,
+    ):
+        fill(volume, but=10 * MIB)
+        chat = Chat(client)
+        for number in range(1, 31):
+            chat.store(number)
+        assert client.stats()["log_reclaimed_segments_total"] >= 2
+        assert chat.whole(30) >= BLOCKS - 1
 
 
 def test_a_limit_on_the_size_of_files_is_a_refusal_at_once_by_name_and_reads_go_on() -> None:

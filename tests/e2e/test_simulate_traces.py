@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvstore.config import parse_time
 from kvstore.simulate.formats import LoadedLog, load_log
 from kvstore.simulate.study import Question, Study
+from kvstore.units import parse_time
 
 pytestmark = pytest.mark.slow
 

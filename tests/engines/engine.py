@@ -1,7 +1,7 @@
 """One engine process that answers requests on stdin, one JSON object a line, with one a line on the file descriptor it is told.
 
-A request is {"tokens": [...]} or {"figures": true}. The environment has vLLM; the model's folder has a configuration and no weights:
-they are made from a seed, and so are the same in every process.
+A request is {"tokens": [...]}, {"figures": true} or {"script": [...]}. The environment has vLLM; the model's folder has a configuration
+and no weights: they are made from a seed, and so are the same in every process.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 os.environ.update(
@@ -23,10 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
+from vllm.sampling_params import RequestOutputKind
 
 
 def engine(options: dict[str, Any]) -> LLM:
-    transfer = KVTransferConfig(
+    """Without a tier the engine has no connector at all."""
+    transfer = options["tier"] and KVTransferConfig(
         kv_connector="OffloadingConnector",
         kv_role="kv_both",
         engine_id=options["name"],
@@ -45,7 +48,7 @@ def engine(options: dict[str, Any]) -> LLM:
         skip_tokenizer_init=True,
         dtype="float32",
         enforce_eager=True,
-        max_model_len=2048,
+        max_model_len=options["model_tokens"],
         max_num_seqs=4,
         enable_prefix_caching=True,
         num_gpu_blocks_override=options["device_blocks"],
@@ -68,11 +71,35 @@ def answer(llm: LLM, request: dict[str, Any]) -> dict[str, Any]:
             "cached": done.num_cached_tokens,
             "why": first.finish_reason,
         }
+    if "script" in request:
+        return {"steps": stepped(llm, request["script"])}
     figures: dict[str, float] = {}
     for metric in llm.get_metrics():
         if "kv_offload" in metric.name and hasattr(metric, "value"):
             figures[metric.name] = figures.get(metric.name, 0) + metric.value
     return {"figures": figures}
+
+
+def stepped(llm: LLM, script: list[dict[str, Any]]) -> list[list[Any]]:
+    """Requests {name, at, tokens, count}, each added before step `at`, for `count` tokens. For each step the seconds that it
+    took, and the names of the requests that got a token by it."""
+    waiting, steps = list(script), []
+    core = llm.llm_engine
+    while waiting or core.has_unfinished_requests():
+        while waiting and waiting[0]["at"] <= len(steps):
+            each = waiting.pop(0)
+            sampling = SamplingParams(
+                temperature=0,
+                max_tokens=each["count"],
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+            )
+            core.add_request(each["name"], {"prompt_token_ids": each["tokens"]}, sampling)
+        begin = perf_counter()
+        outputs = core.step()
+        steps.append([perf_counter() - begin, [o.request_id for o in outputs if o.outputs[0].token_ids]])
+    return steps
 
 
 def main() -> None:

@@ -41,8 +41,17 @@ class Engine:
     """Ready inside a `with`, ended in order on leaving it, or killed."""
 
     def __init__(
-        self, python: Path, model: Path, log: Path, *, pool_bytes: int = 64 << 20, **tier: Any
+        self,
+        python: Path,
+        model: Path,
+        log: Path,
+        *,
+        pool_bytes: int = 64 << 20,
+        model_tokens: int = 2048,
+        tier: dict[str, Any] | None = None,
+        **own: Any,
     ) -> None:
+        """`own`: what this store's tier is told. `tier`: another one instead, of vLLM's; empty: no connector."""
         self._python = python
         self._log = log
         self._name = f"tests-{uuid4().hex}"
@@ -50,8 +59,11 @@ class Engine:
             "name": self._name,
             "model": str(model),
             "pool_bytes": pool_bytes,
-            "device_blocks": 256,
-            "tier": {"type": "KvstoreTier", "module_path": "kvstore_vllm.tier", **tier},
+            "device_blocks": model_tokens // 8,
+            "model_tokens": model_tokens,
+            "tier": {"type": "KvstoreTier", "module_path": "kvstore_vllm.tier", **own}
+            if tier is None
+            else tier,
         }
 
     def __enter__(self) -> Self:
@@ -119,6 +131,11 @@ class Engine:
     def ask(self, tokens: list[int]) -> Answer:
         self.begin(tokens)
         return self.end()
+
+    def script(self, requests: list[dict[str, Any]]) -> list[tuple[float, list[str]]]:
+        """What each step took, in seconds, and who got a token by it: see engine.stepped."""
+        self._send({"script": requests})
+        return [(seconds, names) for seconds, names in self._take(ANSWER_SECONDS)["steps"]]
 
     def figures(self) -> dict[str, float]:
         """Sums over all labels, of the tier's own by their short names."""

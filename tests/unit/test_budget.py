@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.budget import FETCH_BYTES_MIN, Available, available, share_out
+from kvstore.budget import FETCH_BYTES_MIN, POINTS, Available, available, share_out
 from kvstore.config import ServiceConfig
 from kvstore.errors import ConfigError
 
@@ -94,3 +94,10 @@ def test_a_configuration_tells_what_each_part_has() -> None:
     assert "handoffs 5MiB" in text
     with pytest.raises(ConfigError, match="--memory"):
         _ = ServiceConfig(dir="/x", memory=GIB, pool=GIB).pool_bytes
+
+
+def test_a_small_budget_is_shared_out_whole_though_fetches_have_a_least() -> None:
+    parts = share_out(64 << 20, {}, Available(1 << 30, "RAM"))
+    assert parts.fetch == FETCH_BYTES_MIN
+    assert parts.cache == (60 << 20) * POINTS["cache"] // (sum(POINTS.values()) - POINTS["fetch"])
+    assert 0 <= parts.memory - parts.sum < len(POINTS)

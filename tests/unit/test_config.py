@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.config import load_service_config, options, parse_size, parse_time, size_text, time_text
+from kvstore.config import load_service_config, options, unknown_variables
 from kvstore.errors import ConfigError
+from kvstore.units import parse_size, parse_time, size_text, time_text
 
 
 @pytest.mark.parametrize(
@@ -26,13 +27,13 @@ def test_a_bad_size_names_option_value_and_what_is_allowed(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "want"), [("72h", 259_200.0), ("500ms", 0.5), ("10", 10.0), ("1.5m", 90.0), ("3d", 259_200.0)]
+    ("text", "want"), [("72h", 259_200.0), ("500ms", 0.5), ("0", 0.0), ("1.5m", 90.0), ("3d", 259_200.0)]
 )
 def test_times(text: str, want: float) -> None:
     assert parse_time(text, name="--retention") == want
 
 
-@pytest.mark.parametrize("text", ["72x", "", "-1s", "h", "1h30m"])
+@pytest.mark.parametrize("text", ["72x", "", "-1s", "h", "1h30m", "72", "0.5"])
 def test_a_bad_time_names_option_and_value(text: str) -> None:
     with pytest.raises(ConfigError, match="--retention"):
         parse_time(text, name="--retention")
@@ -140,3 +141,34 @@ def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
         "unsafe_plaintext_tcp",
         "unsafe_no_token",
     ]
+
+
+def test_a_variable_that_is_no_option_is_told_of_with_the_one_that_may_have_been_meant() -> None:
+    told = unknown_variables(
+        {
+            "KVSTORE_DISK": "1GiB",
+            "KVSTORE_DIKS": "1GiB",
+            "KVSTORE_XYZZY": "",
+            "KVSTORE_CONFIG": "",
+            "PATH": "",
+            # What Kubernetes tells the pods beside Services called kvstore and kvstore-central.
+            "KVSTORE_PORT": "tcp://10.0.0.1:7",
+            "KVSTORE_PORT_7_TCP_ADDR": "10.0.0.1",
+            "KVSTORE_SERVICE_HOST": "10.0.0.1",
+            "KVSTORE_CENTRAL_SERVICE_PORT_GRPC": "7",
+        }
+    )
+    assert told == ["KVSTORE_DIKS (KVSTORE_DISK?)", "KVSTORE_XYZZY"]
+
+
+def test_a_check_of_others_is_told_where_the_value_came_from() -> None:
+    seen = []
+    load_service_config(
+        {"dir": "/d", "policy": "full"},
+        environ={"KVSTORE_EVICTION": "fifo"},
+        checks={
+            name: lambda value, source: seen.append((value, source))
+            for name in ("policy", "eviction", "disk")
+        },
+    )
+    assert sorted(seen) == [("fifo", "KVSTORE_EVICTION"), ("full", "--policy")]

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from kvstore.cli.main import build_parser
-from kvstore.config import load_service_config, options, parse_size, parse_time
+from kvstore.config import load_service_config, options
 from kvstore.service.listening import LIVENESS
 from kvstore.service.metrics import split_address
 from kvstore.service.server import GRACE_SECONDS
+from kvstore.units import parse_size, parse_time
 from tests.support.deployment import (
     DASHBOARD,
     DEPLOY,

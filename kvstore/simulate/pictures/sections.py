@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvstore.config import parse_time
 from kvstore.simulate.pictures.base import Bar, Bars, Line, Lines, Section
 from kvstore.simulate.reuse import Reuse
+from kvstore.units import parse_time
 
 Values = dict[str, Any]
 """One of `rows[]`."""

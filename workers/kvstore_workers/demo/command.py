@@ -8,9 +8,9 @@ import sys
 
 from kvstore.cli.output import add_json_flag, check_json_target, emit
 from kvstore.clock import SystemClock
-from kvstore.config import parse_count
 from kvstore.errors import ConfigError
 from kvstore.profile.registry import get_profile
+from kvstore.units import parse_count
 from kvstore_workers.runtime.values import MAX_PROMPT_TOKENS
 
 PROFILES_RUN = ("tiny", "flash-slim")
