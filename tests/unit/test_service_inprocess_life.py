@@ -27,7 +27,7 @@ from tests.support.remote import Held
 def test_it_stops_with_its_threads_and_starts_again_with_what_was_stored(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     service = ServiceHere(tmp_path / "s")
-    with client_of(service) as client:
+    with CacheClient(InProcessAddress(service), owner="t") as client:
         with pytest.raises(Unavailable):
             client.stats()
         for grace in (True, False):
