@@ -62,8 +62,10 @@ class CacheClient:
     this process. `owner` is a name for logs.
 
     To another machine goes TLS: `ca` is a PEM file of the certificates that the service's must come from, without it the
-    system's; `token` is what lets a client in, or a Path of a file that holds it. `insecure` leaves TLS out: whoever is on
-    the way reads and changes everything. There, administration is refused and `map` brings what `fetch` brings.
+    system's; `token` is what lets a client in, or a Path of a file that holds it; `cert` and `key` are PEM files of a certificate
+    of the client's own, for a service that asks for one. `insecure` leaves TLS out: whoever is on the way reads and changes
+    everything. There, administration is refused (but at an address of parse_address with `admin`, whose token is for that
+    alone), and `map` brings what `fetch` brings.
 
     Nothing is opened before the first call. Any number of threads may call. Every call ends by its deadline, with an
     answer or one of kvstore.errors: Unavailable when the service cannot be reached or goes away, which then lets
@@ -82,11 +84,13 @@ class CacheClient:
         token: str | Path | None = None,
         ca: str | Path | None = None,
         insecure: bool = False,
+        cert: str | Path | None = None,
+        key: str | Path | None = None,
         deadlines: Deadlines | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._link = Link(
-            parse_address(address, token=token, ca=ca, insecure=insecure),
+            parse_address(address, token=token, ca=ca, insecure=insecure, cert=cert, key=key),
             owner=check_owner(owner),
             deadlines=deadlines or Deadlines(),
             clock=clock or SystemClock(),

@@ -161,6 +161,18 @@ class Core(LongWork):
     def namespaces(self) -> list[NamespaceInfo]:
         return self._live.namespaces.all()
 
+    def tenants(self) -> list[str]:
+        """The tenants that have a namespace, by their salts."""
+        return self._live.namespaces.tenants()
+
+    def tenant_bytes(self, tenant: str) -> tuple[int, int]:
+        """Payload bytes of the tenant's blocks and states on the disk, and those that its open reservations may add."""
+        live, held, promised = self._live, 0, 0
+        for number in live.namespaces.numbers_of(tenant):
+            held += live.space_bytes[number]
+            promised += live.reservations.ssd_bytes[live.namespaces.by_number(number).digest]
+        return held, promised
+
     def load(
         self, records: Iterable[Found], policies: Mapping[NamespaceDigest, str], *, now_wall: float
     ) -> LoadReport:

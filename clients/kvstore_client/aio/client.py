@@ -73,11 +73,13 @@ class AsyncCacheClient:
         token: str | Path | None = None,
         ca: str | Path | None = None,
         insecure: bool = False,
+        cert: str | Path | None = None,
+        key: str | Path | None = None,
         deadlines: Deadlines | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._link = AsyncLink(
-            parse_address(address, token=token, ca=ca, insecure=insecure),
+            parse_address(address, token=token, ca=ca, insecure=insecure, cert=cert, key=key),
             owner=check_owner(owner),
             deadlines=deadlines or Deadlines(),
             clock=clock or SystemClock(),
