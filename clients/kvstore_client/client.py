@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,12 +31,14 @@ from kvstore_client.values import (
     Costs,
     Deadlines,
     DroppedStates,
+    Erased,
     Eviction,
     FetchedItem,
     FetchedSlice,
     MemoryBudgets,
     OpenedNamespace,
     ReserveItem,
+    Tenant,
 )
 
 
@@ -325,6 +328,21 @@ class CacheClient:
         """Change which blocks go first where room is wanted, until the service's next start; without a name this only tells.
         InvalidArgument for an unknown name, or while another policy is on its way in."""
         return self._link.run(calls.set_eviction(self._link.deadlines, policy))
+
+    def tenants(self) -> list[Tenant]:
+        """Those that have a namespace, and what each holds and may hold."""
+        return self._link.run(calls.tenants(self._link.deadlines))
+
+    def erase_tenant(self, tenant: str, *, timeout: float = 3600.0) -> Iterator[Erased]:
+        """Forget everything of a tenant, and overwrite where it lay on the disk. How far it is, when it is forgotten and about every
+        half second, the last one `done`; within `timeout` seconds, or Unavailable. The work goes on when nobody listens.
+        UnknownNamespace where it has no namespace, LimitExceeded while another tenant is erased."""
+        self._link.check_served("EraseTenant")
+        request = pb.EraseTenantRequest(tenant=tenant)
+        replies = self._link.stream(self._link.connection(), "EraseTenant", request, timeout=timeout)
+        with closing(replies):
+            for reply in replies:
+                yield calls.erased(reply)
 
     def namespaces(self) -> list[OpenedNamespace]:
         return self._link.run(calls.namespaces(self._link.deadlines))

@@ -132,7 +132,7 @@ class LinkBase:
                 allowed=f"{self._pid}",
             )
 
-    def _check_served(self, name: str) -> None:
+    def check_served(self, name: str) -> None:
         if isinstance(self.address, RemoteAddress) and name in _ADMIN and not self.address.admin:
             raise InvalidArgument(
                 "administration is not served to other machines with a client's token",

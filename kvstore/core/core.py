@@ -129,6 +129,9 @@ class Core(LongWork):
         """Raises UnknownNamespace."""
         return self._live.namespaces.get(digest)
 
+    def find_namespace(self, digest: bytes) -> NamespaceInfo | None:
+        return self._live.namespaces.find(digest)
+
     def check_policy(self, digest: bytes, text: str) -> WindowPolicy:
         """What `set_policy` would set. Raises UnknownNamespace, InvalidArgument for a policy that the profile does not
         allow, and PolicyTooLarge for one of which the states' share does not hold one prompt of the longest length."""
@@ -341,6 +344,11 @@ class Core(LongWork):
 
     def is_open(self, reservation_id: int) -> bool:
         return self._live.reservations.find(reservation_id) is not None
+
+    def is_void(self, reservation_id: int) -> bool:
+        """Whether its namespace was cleared while it was being written: nothing of it becomes visible."""
+        found = self._live.reservations.find(reservation_id)
+        return found is not None and found.void
 
     def is_crowded(self, session: str) -> bool:
         """Whether more than half of what the session, or all, may have reserved is."""

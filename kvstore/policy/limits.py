@@ -36,12 +36,12 @@ def full(rate: float, now: float) -> Bucket:
 
 
 def spend(bucket: Bucket, amount: float, *, rate: float, now: float) -> tuple[Bucket, float]:
-    """The bucket after `amount` was asked for, and the seconds to wait: 0 where it was spent. It is spent whenever something is
-    there, however much it is: what it is short of is owed, so that the rate holds in the long run and nothing is too large
-    for ever."""
+    """The bucket after `amount` was asked for, and the seconds to wait: 0 where it was spent. What is more than a bucket holds is
+    spent from a full one and owed, so that the rate holds in the long run and nothing is too large for ever."""
     level = min(_most(rate), bucket.level + max(0.0, now - bucket.at) * rate)
-    if level <= 0:
-        return Bucket(level, now), max(-level / rate, 0.001)
+    missing = min(amount, _most(rate)) - level
+    if missing > 0:
+        return Bucket(level, now), max(missing / rate, 0.001)
     return Bucket(level - amount, now), 0.0
 
 

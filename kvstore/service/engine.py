@@ -58,6 +58,7 @@ from kvstore.types import BootId, Durability, Exactness, ItemId, ItemKind, Names
 
 if TYPE_CHECKING:
     from kvstore.service.audit import AuditLog
+    from kvstore.service.erasing import Erasing
     from kvstore.service.reloading import Reloading
 
 log = logging.getLogger(__name__)
@@ -125,10 +126,11 @@ class Engine:
         self.ready = False
         self.draining = False
 
-    def attach(self, writer: Writer, registry: Registry) -> None:
-        """The two parts that decide through this one."""
+    def attach(self, writer: Writer, registry: Registry, erasing: Erasing) -> None:
+        """The parts that decide through this one."""
         self.writer = writer
         self.registry = registry
+        self.erasing = erasing
 
     def check_ready(self) -> None:
         if not self.ready:
@@ -300,7 +302,7 @@ class Engine:
         self.writer.check_accepts()
         self.core.commit_list(reservation_id, session.id)
         self.uploads.close(upload)
-        written = self.writer.submit(Publication(upload, self.publish))
+        written = self.writer.submit(Publication(upload, self.publish, is_void=self.core.is_void))
         if durability is Durability.ACCEPTED and (report := await self.acceptance.accept(upload)) is not None:
             return report
         return await asyncio.shield(written)

@@ -28,6 +28,7 @@ from kvstore.pool.states import StatePool
 from kvstore.service import audit
 from kvstore.service.audit import AuditLog
 from kvstore.service.engine import Engine
+from kvstore.service.erasing import Erasing
 from kvstore.service.figures import figures
 from kvstore.service.gate import ReadGate
 from kvstore.service.listening import Doors, Listeners
@@ -264,6 +265,8 @@ class _Service:
             if config.metrics:
                 await page.start(config.metrics)
                 ends.push_async_callback(page.stop)
+            ends.push_async_callback(engine.erasing.stop)
+            await engine.erasing.resume()
             ends.callback(engine.sessions.close_all)
             ends.callback(doors.close_to_sessions)
             await doors.open_to_sessions()
@@ -352,7 +355,7 @@ class _Service:
             wear_bytes_per_day=config.wear,
             clock=self._time,
         )
-        engine.attach(writer, Registry(core, self._store, writer))
+        engine.attach(writer, Registry(core, self._store, writer), Erasing(engine))
         return engine
 
     def _audit(self, engine: Engine) -> AuditLog:
