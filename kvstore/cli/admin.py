@@ -207,6 +207,10 @@ def run_tenants(args: argparse.Namespace) -> int:
 def run_clear(args: argparse.Namespace) -> int:
     if args.tenant is not None:
         return _erase(args)
+    if args.no_wait:
+        raise InvalidArgument(
+            "only a tenant's bytes are overwritten", field="--no-wait", value="given", allowed="with --tenant"
+        )
     with connect(args) as client:
         digest = b"" if args.all else named(client, args.namespace).digest
         if args.states:
