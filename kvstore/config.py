@@ -149,6 +149,15 @@ class ServiceConfig:
     token_file: str = _option(
         "", parse_text, "file of the tokens that clients on other machines may show, one a line"
     )
+    tls_client_ca: str = _option(
+        "", parse_text, "PEM file of the issuers of client certificates; then each connection shows one"
+    )
+    tenants: str = _option(
+        "", parse_text, "TOML file of what each tenant may take, and of its tokens and certificates"
+    )
+    admin_token_file: str = _option(
+        "", parse_text, "file of tokens for administration over --listen; empty: none is served there"
+    )
     unsafe_plaintext_tcp: bool = _option(
         False, parse_flag, "listen without TLS: whoever is on the way reads prompts and tokens"
     )

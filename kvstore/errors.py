@@ -77,6 +77,12 @@ class Unauthenticated(KvstoreError):
     code = "UNAUTHENTICATED"
 
 
+class Forbidden(KvstoreError):
+    """The call's token, or certificate, is known, and not good for this tenant."""
+
+    code = "FORBIDDEN"
+
+
 class GeometryMismatch(KvstoreError):
     """The namespace was opened with another geometry or identity."""
 
@@ -163,6 +169,7 @@ ALL_ERRORS: dict[str, type[KvstoreError]] = {
         UnknownTicket,
         UnknownSession,
         Unauthenticated,
+        Forbidden,
         GeometryMismatch,
         ParentMissing,
         DamagedBytes,

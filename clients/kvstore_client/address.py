@@ -13,6 +13,7 @@ from urllib.parse import quote
 import grpc
 
 from kvstore.errors import InvalidArgument
+from kvstore_client.certificates import ClientPair, check_client_pair
 
 SOCKET_PATH_BYTES_MAX = 107
 TOKEN_CHARACTERS_MAX = 4096
@@ -48,13 +49,16 @@ class LocalAddress:
 @dataclass(frozen=True, slots=True)
 class RemoteAddress:
     """`host`: a name or an address, IPv6 in brackets. `token` empty: none. `ca`: certificates in PEM that the service's
-    must come from, None for the system's. `insecure`: no TLS; whoever is on the way reads and changes everything."""
+    must come from, None for the system's. `insecure`: no TLS; whoever is on the way reads and changes everything. `pair`: the
+    client's own certificate, None where it shows none. `admin`: the token is one for administration."""
 
     host: str
     port: int
     token: str = field(default="", repr=False)
     ca: bytes | None = field(default=None, repr=False)
     insecure: bool = False
+    pair: ClientPair | None = None
+    admin: bool = False
 
     @property
     def target(self) -> str:
@@ -67,7 +71,11 @@ class RemoteAddress:
 
     def credentials(self) -> grpc.ChannelCredentials | None:
         """None where the channel is to have none."""
-        return None if self.insecure else grpc.ssl_channel_credentials(root_certificates=self.ca)
+        if self.insecure:
+            return None
+        if self.pair is None:
+            return grpc.ssl_channel_credentials(root_certificates=self.ca)
+        return grpc.ssl_channel_credentials(self.ca, self.pair.key, self.pair.certificate)
 
     def __str__(self) -> str:
         return f"{_SCHEME}{self.host}:{self.port}"
@@ -109,9 +117,13 @@ def parse_address(
     token: str | Path | None = None,
     ca: str | Path | None = None,
     insecure: bool = False,
+    cert: str | Path | None = None,
+    key: str | Path | None = None,
+    admin: bool = False,
 ) -> Address:
-    """The address that `text` names, or is. `token`: the text, or a Path of a file that holds it; `ca`: of a PEM file. Files are
-    read now. InvalidArgument names what is wrong, and never shows a token."""
+    """The address that `text` names, or is. `token`: the text, or a Path of a file that holds it; `ca`: of a PEM file; `cert`, `key`:
+    of PEM files of the client's own certificate with its chain, and its key. `admin`: the token is one for administration. Files
+    are read now. InvalidArgument names what is wrong, and never shows a token."""
     if isinstance(text, str) and text.startswith(_SCHEME):
         host, port = _host_and_port(text)
         if insecure and ca is not None:
@@ -119,8 +131,10 @@ def parse_address(
                 "certificates are checked with TLS only", field="ca", value=ca, allowed="none with insecure"
             )
         pem = None if ca is None else _pem(Path(ca))
-        return RemoteAddress(host, port, "" if token is None else _token(token), pem, insecure)
-    if isinstance(text, RemoteAddress) and token is None and ca is None and not insecure:
+        pair = _pair(cert, key, insecure=insecure)
+        return RemoteAddress(host, port, "" if token is None else _token(token), pem, insecure, pair, admin)
+    given = (token, ca, insecure or None, cert, key)
+    if isinstance(text, RemoteAddress) and not any(each is not None for each in given):
         return text
     if isinstance(text, RemoteAddress):
         raise InvalidArgument(
@@ -128,8 +142,8 @@ def parse_address(
         )
     if isinstance(text, str) and "://" in text:
         raise InvalidArgument("not an address", field="address", value=text, allowed=_ALLOWED)
-    for name, given in (("token", token), ("ca", ca), ("insecure", insecure or None)):
-        if given is not None:
+    for name, value in zip(("token", "ca", "insecure", "cert", "key"), given, strict=True):
+        if value is not None:
             raise InvalidArgument(
                 "only TCP needs it",
                 field=name,
@@ -183,6 +197,21 @@ def _pem(path: Path) -> bytes:
             allowed=f"PEM, at most {CA_BYTES_MAX} bytes",
         )
     return pem
+
+
+def _pair(cert: str | Path | None, key: str | Path | None, *, insecure: bool) -> ClientPair | None:
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None or insecure:
+        raise InvalidArgument(
+            "a client's certificate goes with its key, and with TLS",
+            field="cert" if cert is not None else "key",
+            value=cert if cert is not None else key,
+            allowed="cert and key together, without insecure",
+        )
+    pair = ClientPair(_read(Path(cert), "cert", CA_BYTES_MAX), _read(Path(key), "key", CA_BYTES_MAX))
+    check_client_pair(Path(cert), Path(key))
+    return pair
 
 
 def _read(path: Path, field_name: str, most: int) -> bytes:

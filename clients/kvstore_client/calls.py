@@ -18,10 +18,12 @@ from kvstore_client.values import (
     Costs,
     Deadlines,
     DroppedStates,
+    Erased,
     Eviction,
     MemoryBudgets,
     OpenedNamespace,
     ReserveItem,
+    Tenant,
 )
 
 OWNER_MAX = 128
@@ -248,6 +250,32 @@ def namespaces(deadlines: Deadlines) -> Call[list[OpenedNamespace]]:
         deadlines.admin,
         lambda reply: [from_namespace(each) for each in reply.namespaces],
     )
+
+
+def tenants(deadlines: Deadlines) -> Call[list[Tenant]]:
+    return Call(
+        "ListTenants",
+        pb.ListTenantsRequest(),
+        deadlines.admin,
+        lambda reply: [_tenant(each) for each in reply.tenants],
+    )
+
+
+def _tenant(each: pb.Tenant) -> Tenant:
+    return Tenant(
+        each.tenant,
+        each.namespaces,
+        each.held_bytes,
+        each.promised_bytes,
+        each.quota if each.HasField("quota") else None,
+        each.in_flight_bytes,
+        each.in_flight if each.HasField("in_flight") else None,
+        each.erasing,
+    )
+
+
+def erased(reply: pb.EraseTenantReply) -> Erased:
+    return Erased(reply.blocks, reply.states, reply.files_left, reply.overwritten_bytes, reply.done)
 
 
 def _same(reply: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,12 +31,14 @@ from kvstore_client.values import (
     Costs,
     Deadlines,
     DroppedStates,
+    Erased,
     Eviction,
     FetchedItem,
     FetchedSlice,
     MemoryBudgets,
     OpenedNamespace,
     ReserveItem,
+    Tenant,
 )
 
 
@@ -62,8 +65,10 @@ class CacheClient:
     this process. `owner` is a name for logs.
 
     To another machine goes TLS: `ca` is a PEM file of the certificates that the service's must come from, without it the
-    system's; `token` is what lets a client in, or a Path of a file that holds it. `insecure` leaves TLS out: whoever is on
-    the way reads and changes everything. There, administration is refused and `map` brings what `fetch` brings.
+    system's; `token` is what lets a client in, or a Path of a file that holds it; `cert` and `key` are PEM files of a certificate
+    of the client's own, for a service that asks for one. `insecure` leaves TLS out: whoever is on the way reads and changes
+    everything. There, administration is refused (but at an address of parse_address with `admin`, whose token is for that
+    alone), and `map` brings what `fetch` brings.
 
     Nothing is opened before the first call. Any number of threads may call. Every call ends by its deadline, with an
     answer or one of kvstore.errors: Unavailable when the service cannot be reached or goes away, which then lets
@@ -82,11 +87,13 @@ class CacheClient:
         token: str | Path | None = None,
         ca: str | Path | None = None,
         insecure: bool = False,
+        cert: str | Path | None = None,
+        key: str | Path | None = None,
         deadlines: Deadlines | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._link = Link(
-            parse_address(address, token=token, ca=ca, insecure=insecure),
+            parse_address(address, token=token, ca=ca, insecure=insecure, cert=cert, key=key),
             owner=check_owner(owner),
             deadlines=deadlines or Deadlines(),
             clock=clock or SystemClock(),
@@ -321,6 +328,21 @@ class CacheClient:
         """Change which blocks go first where room is wanted, until the service's next start; without a name this only tells.
         InvalidArgument for an unknown name, or while another policy is on its way in."""
         return self._link.run(calls.set_eviction(self._link.deadlines, policy))
+
+    def tenants(self) -> list[Tenant]:
+        """Those that have a namespace, and what each holds and may hold."""
+        return self._link.run(calls.tenants(self._link.deadlines))
+
+    def erase_tenant(self, tenant: str, *, timeout: float = 3600.0) -> Iterator[Erased]:
+        """Forget everything of a tenant, and overwrite where it lay on the disk. How far it is, when it is forgotten and about every
+        half second, the last one `done`; within `timeout` seconds, or Unavailable. The work goes on when nobody listens.
+        UnknownNamespace where it has no namespace, LimitExceeded while another tenant is erased."""
+        self._link.check_served("EraseTenant")
+        request = pb.EraseTenantRequest(tenant=tenant)
+        replies = self._link.stream(self._link.connection(), "EraseTenant", request, timeout=timeout)
+        with closing(replies):
+            for reply in replies:
+                yield calls.erased(reply)
 
     def namespaces(self) -> list[OpenedNamespace]:
         return self._link.run(calls.namespaces(self._link.deadlines))

@@ -205,7 +205,7 @@ class Link(LinkBase):
 
     def run_held(self, call: Call[T]) -> tuple[Connection, T]:
         """The answer with the connection that it belongs to."""
-        self._check_served(call.name)
+        self.check_served(call.name)
         try:
             return self._run_once(call)
         except UnknownSession:

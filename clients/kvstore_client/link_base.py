@@ -132,13 +132,13 @@ class LinkBase:
                 allowed=f"{self._pid}",
             )
 
-    def _check_served(self, name: str) -> None:
-        if isinstance(self.address, RemoteAddress) and name in _ADMIN:
+    def check_served(self, name: str) -> None:
+        if isinstance(self.address, RemoteAddress) and name in _ADMIN and not self.address.admin:
             raise InvalidArgument(
-                "administration is not served to other machines",
+                "administration is not served to other machines with a client's token",
                 field="call",
                 value=name,
-                allowed="with the service's directory as the address",
+                allowed="with the service's directory as the address, or with a token for administration",
             )
 
     def _may_retry(self) -> bool:

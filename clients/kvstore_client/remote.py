@@ -113,4 +113,6 @@ def no_remote_session(error: grpc.RpcError, address: RemoteAddress) -> KvstoreEr
     failure = translated(error, what="Session")
     if type(failure) is not Unavailable:
         return failure
-    return Unavailable(f"no service to be reached ({failure})", field="address", value=address)
+    # A service that does not take the certificate hangs up without a word that gRPC would pass on.
+    hint = "" if address.pair is None else ", or it does not take this client's certificate"
+    return Unavailable(f"no service to be reached{hint} ({failure})", field="address", value=address)

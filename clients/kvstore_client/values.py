@@ -287,3 +287,27 @@ class MemoryBudgets(NamedTuple):
     cache_allocated: int
     pool_budget: int
     pool_held: int
+
+
+class Tenant(NamedTuple):
+    """`tenant`: the tenant salt of its namespaces. Bytes; `quota`, `in_flight` None: no limit. `erasing`: what it had is being
+    overwritten."""
+
+    tenant: str
+    namespaces: int
+    held_bytes: int
+    promised_bytes: int
+    quota: int | None
+    in_flight_bytes: int
+    in_flight: int | None
+    erasing: bool
+
+
+class Erased(NamedTuple):
+    """How far it is: what was forgotten, the files that may hold some of it still, and the bytes that were overwritten."""
+
+    blocks: int
+    states: int
+    files_left: int
+    overwritten_bytes: int
+    done: bool

@@ -16,7 +16,7 @@ _COUNT_MAX = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSettings:
-    """address: of the service, a directory or `tcp://host:port`; token_file, ca, insecure as CacheClient takes them. revision,
+    """address: of the service, a directory or `tcp://host:port`; token_file, ca, insecure, cert, key as CacheClient takes them. revision,
     salt: see kvstore_vllm.identity. owner: this engine's name in the service's log. enable_kv_events: tell the engine's
     subscribers what was stored.
 
@@ -30,6 +30,8 @@ class TierSettings:
     token_file: str = ""
     ca: str = ""
     insecure: bool = False
+    cert: str = ""
+    key: str = ""
     revision: str = ""
     salt: str = ""
     owner: str = "vllm"
@@ -49,6 +51,8 @@ class TierSettings:
             token=Path(self.token_file) if self.token_file else None,
             ca=self.ca or None,
             insecure=self.insecure,
+            cert=self.cert or None,
+            key=self.key or None,
         )
 
 

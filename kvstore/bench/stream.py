@@ -21,9 +21,10 @@ from kvstore.bench.pairs import Pair, spread
 from kvstore.bench.serving import EAGER, LOG, Chain, opened, options_for, serving
 from kvstore.errors import KvstoreError
 from kvstore.profile.registry import get_profile
+from kvstore.service.callers import AUTHORIZATION
 from kvstore.service.frames import FRAME_BYTES
 from kvstore.service.session import SESSION_METADATA
-from kvstore.service.tokens import AUTHORIZATION, SCHEME
+from kvstore.service.tokens import SCHEME
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import cache_pb2_grpc
 from kvstore_client import CacheClient

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 
-from kvstore.cli.connect import add_directory_flag, connect, named
+from kvstore.cli.connect import add_directory_flag, add_remote_flags, connect, named
 from kvstore.cli.output import add_json_flag, emit, table
 from kvstore.errors import InvalidArgument
 from kvstore.policy.registry import EVICTION_NAMES
 from kvstore.policy.window import POLICY_NAMES, WindowKind
 from kvstore.units import parse_size, parse_time
-from kvstore_client.values import OpenedNamespace
+from kvstore_client import CacheClient
+from kvstore_client.values import Erased, OpenedNamespace
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,10 +41,32 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     eviction.add_argument("name", nargs="?", default="", metavar="NAME", help=f"one of {EVICTION_NAMES}")
 
-    clear = _command(subparsers, "clear", "forget a namespace, or only its window states", run_clear)
+    _command(subparsers, "tenants", "what each tenant holds and may hold", run_tenants)
+
+    clear = _command(
+        subparsers,
+        "clear",
+        "forget a namespace, or only its window states; or a tenant, whose bytes are overwritten on the disk as well",
+        run_clear,
+    )
     what = clear.add_mutually_exclusive_group(required=True)
     what.add_argument("--namespace", metavar="NAME", help="the namespace to clear")
     what.add_argument("--all", action="store_true", help="every namespace")
+    what.add_argument(
+        "--tenant",
+        metavar="NAME",
+        help="every namespace of the tenant; returns when none of its bytes can be read on the disk any more",
+    )
+    clear.add_argument(
+        "--no-wait",
+        action="store_true",
+        help="with --tenant: return when it is forgotten; it is overwritten afterwards",
+    )
+    clear.add_argument(
+        "--timeout",
+        default="1h",
+        help="with --tenant: how long to wait (default 1h); past it the service goes on, and the exit code is 1",
+    )
     clear.add_argument(
         "--states", choices=("pool", "ssd", "both"), help="only window states of that tier; blocks stay"
     )
@@ -63,6 +89,7 @@ def _command(
 ) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(name, help=about, description=about)
     add_directory_flag(parser)
+    add_remote_flags(parser)
     add_json_flag(parser)
     parser.set_defaults(run=run)
     return parser
@@ -153,7 +180,37 @@ def run_policy_eviction(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_tenants(args: argparse.Namespace) -> int:
+    with connect(args) as client:
+        found = sorted(client.tenants())
+    rows = [
+        (
+            each.tenant or "(none)",
+            f"{each.namespaces:,}",
+            f"{each.held_bytes:,}",
+            f"{each.promised_bytes:,}",
+            "-" if each.quota is None else f"{each.quota:,}",
+            f"{each.in_flight_bytes:,}",
+            "being erased" if each.erasing else "",
+        )
+        for each in found
+    ]
+    head = ("tenant", "namespaces", "held, bytes", "being written", "quota", "in flight", "")
+    emit(
+        args,
+        {each.tenant: each._asdict() for each in found},
+        table(rows, head=head) if rows else "no namespace is open yet",
+    )
+    return 0
+
+
 def run_clear(args: argparse.Namespace) -> int:
+    if args.tenant is not None:
+        return _erase(args)
+    if args.no_wait:
+        raise InvalidArgument(
+            "only a tenant's bytes are overwritten", field="--no-wait", value="given", allowed="with --tenant"
+        )
     with connect(args) as client:
         digest = b"" if args.all else named(client, args.namespace).digest
         if args.states:
@@ -167,6 +224,46 @@ def run_clear(args: argparse.Namespace) -> int:
             blocks, states = client.clear(digest)
             emit(args, {"blocks": blocks, "states": states}, f"cleared {blocks} blocks and {states} states")
     return 0
+
+
+def _erase(args: argparse.Namespace) -> int:
+    if args.states:
+        raise InvalidArgument(
+            "a tenant is cleared whole", field="--states", value=args.states, allowed="without --tenant"
+        )
+    now = None
+    with connect(args) as client, closing(_progress(client, args)) as steps:
+        for now in steps:
+            if args.no_wait and not now.done:
+                break
+    assert now is not None, "a service says when it is forgotten"
+    cleared = f"cleared {now.blocks:,} blocks and {now.states:,} states"
+    if now.done:
+        text = f"{cleared}; {now.overwritten_bytes:,} bytes were overwritten, nothing of the tenant is left on the disk"
+    else:
+        text = f"{cleared}; {now.files_left} files are still to be overwritten (kvstore tenants says when it is over)"
+    emit(args, now._asdict(), text)
+    return 0 if now.done or args.no_wait else 1
+
+
+def _progress(client: CacheClient, args: argparse.Namespace) -> Generator[Erased, None, None]:
+    """Shown on a terminal, and nowhere else. It ends early where the time is over."""
+    limit = parse_time(args.timeout, name="--timeout")
+    shown, end = sys.stderr.isatty(), time.monotonic() + limit
+    try:
+        for now in client.erase_tenant(args.tenant, timeout=limit + 5):
+            if shown:
+                print(
+                    f"\r{now.files_left} files left, {now.overwritten_bytes:,} bytes overwritten\x1b[K",
+                    end="",
+                    file=sys.stderr,
+                )
+            yield now
+            if time.monotonic() > end:
+                return
+    finally:
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr)
 
 
 def run_memory(args: argparse.Namespace) -> int:

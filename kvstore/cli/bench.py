@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from kvstore.bench import restart
-from kvstore.cli import bench_beside, bench_lookup, bench_memory, bench_speed, bench_stream
+from kvstore.cli import bench_beside, bench_lookup, bench_memory, bench_speed, bench_stream, bench_tenants
 from kvstore.cli.output import add_json_flag, check_json_target, emit, table
 from kvstore.cli.stopping import Check, stoppable
 from kvstore.errors import InvalidArgument
@@ -34,6 +34,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     bench_lookup.register(actions, add_place_flags)
     bench_stream.register(actions, add_place_flags)
     bench_beside.register(actions, add_place_flags)
+    bench_tenants.register(actions, add_place_flags)
 
 
 def add_place_flags(parser: argparse.ArgumentParser) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from kvstore.config import environment
 from kvstore.errors import ConfigError, UnknownNamespace
 from kvstore_client import CacheClient
+from kvstore_client.address import parse_address
 from kvstore_client.values import OpenedNamespace
 
 
@@ -14,7 +16,28 @@ def add_directory_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", default=None, help="the service's directory (or KVSTORE_DIR)")
 
 
+def add_remote_flags(parser: argparse.ArgumentParser) -> None:
+    """For a service of another machine that serves administration over TCP."""
+    parser.add_argument(
+        "--address", default=None, metavar="tcp://HOST:PORT", help="a service over TCP, instead of --dir"
+    )
+    for name, what in (
+        ("token-file", "file of a token for administration"),
+        ("ca", "PEM file of the certificates that the service's must come from (default: the system's)"),
+        ("tls-cert", "PEM file of our own certificate with its chain, for a service that asks for one"),
+        ("tls-key", "PEM file of its key"),
+    ):
+        parser.add_argument(f"--{name}", default=None, metavar="FILE", help=f"with --address: {what}")
+
+
 def connect(args: argparse.Namespace) -> CacheClient:
+    address = getattr(args, "address", None)
+    if address:
+        token = Path(args.token_file) if args.token_file else None
+        remote = parse_address(
+            address, token=token, ca=args.ca, cert=args.tls_cert, key=args.tls_key, admin=True
+        )
+        return CacheClient(remote, owner="kvstore-cli")
     directory = args.dir or environment("KVSTORE_DIR")
     if not directory:
         raise ConfigError(

@@ -21,7 +21,7 @@ _MODULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("kvstore.cli.plan", ("plan",), ()),
     ("kvstore.cli.simulate", ("simulate",), ("lmdb", "numpy")),
     ("kvstore.cli.chaos", ("chaos",), ("lmdb", "xxhash")),
-    ("kvstore.cli.admin", ("stats", "clear", "drain", "memory", "policy"), ()),
+    ("kvstore.cli.admin", ("stats", "clear", "drain", "memory", "policy", "tenants"), ()),
     ("kvstore.cli.top", ("top",), ()),
     ("kvstore.cli.disk", ("verify", "rebuild-index"), ("lmdb", "numpy")),
 )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from kvstore.cli.connect import add_directory_flag, connect
+from kvstore.cli.connect import add_directory_flag, add_remote_flags, connect
 from kvstore.cli.output import add_json_flag, check_json_target, emit
 from kvstore.cli.top_view import rates, view
 from kvstore.errors import InvalidArgument, KvstoreError, Unavailable
@@ -38,6 +38,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     about = "watch a running service: tiers, hits, rates, plans, retention; Ctrl-C ends it"
     parser = subparsers.add_parser("top", help=about, description=about)
     add_directory_flag(parser)
+    add_remote_flags(parser)
     parser.add_argument(
         "--metrics",
         metavar="HOST:PORT",

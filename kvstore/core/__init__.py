@@ -23,7 +23,7 @@ from kvstore.core.base import (
 )
 from kvstore.core.core import Core
 from kvstore.core.leases import Lease
-from kvstore.core.namespaces import NamespaceInfo, describe, parse_description
+from kvstore.core.namespaces import NamespaceInfo, describe, parse_description, unknown_namespace
 
 __all__ = [
     "Cleared",
@@ -50,4 +50,5 @@ __all__ = [
     "Written",
     "describe",
     "parse_description",
+    "unknown_namespace",
 ]

@@ -21,6 +21,8 @@ TOTALS = (
     "retention_shortfall_total",
     "cleared_blocks_total",
     "dropped_states_total",
+    "quota_evicted_blocks_total",
+    "quota_evicted_states_total",
     "damaged_blocks_total",
     "damaged_states_total",
     "orphaned_blocks_total",
@@ -69,6 +71,7 @@ def check_integrity(live: Live) -> None:
     _check_ranks(live, slots)
     _check_flags(live, slots)
     assert live.block_bytes == sum(live.place(slot).length for slot in slots), "bytes of blocks"
+    _check_spaces(live, slots)
     bounded = [slot for slot in slots if index.lineage(slot) is Lineage.BOUNDED]
     assert live.bounded_blocks == len(bounded), "bounded blocks"
     _check_segments(live, slots)
@@ -76,6 +79,25 @@ def check_integrity(live: Live) -> None:
     _check_pool(live)
     _check_holds(live)
     assert set(live.totals) <= set(TOTALS), "every total has a name that is reported"
+
+
+def _check_spaces(live: Live, slots: list[int]) -> None:
+    """What each namespace has on the disk, and what reservations may add to that."""
+    sizes = dict.fromkeys((info.number for info in live.namespaces.all()), 0)
+    places = [(slot, live.place(slot)) for slot in slots]
+    places += [(slot_of(handle), entry.place) for handle, entry in live.states.oldest()]
+    for slot, place in places:
+        if not is_accepted(place.segment_id):
+            sizes[live.index.space[slot]] += place.length
+    counted = {number: size for number, size in live.space_bytes.items() if size}
+    assert counted == {number: size for number, size in sizes.items() if size}, "bytes of namespaces"
+    promised: dict[bytes, int] = {}
+    for each in live.reservations.all():
+        size = sum(granted.item.length for granted in each.granted if granted.item.to_ssd)
+        promised[each.namespace] = promised.get(each.namespace, 0) + size
+    assert {key: size for key, size in promised.items() if size} == {
+        key: size for key, size in live.reservations.ssd_bytes.items() if size
+    }, "bytes of reservations"
 
 
 def _check_flags(live: Live, slots: list[int]) -> None:

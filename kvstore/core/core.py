@@ -129,6 +129,9 @@ class Core(LongWork):
         """Raises UnknownNamespace."""
         return self._live.namespaces.get(digest)
 
+    def find_namespace(self, digest: bytes) -> NamespaceInfo | None:
+        return self._live.namespaces.find(digest)
+
     def check_policy(self, digest: bytes, text: str) -> WindowPolicy:
         """What `set_policy` would set. Raises UnknownNamespace, InvalidArgument for a policy that the profile does not
         allow, and PolicyTooLarge for one of which the states' share does not hold one prompt of the longest length."""
@@ -160,6 +163,18 @@ class Core(LongWork):
 
     def namespaces(self) -> list[NamespaceInfo]:
         return self._live.namespaces.all()
+
+    def tenants(self) -> list[str]:
+        """The tenants that have a namespace, by their salts."""
+        return self._live.namespaces.tenants()
+
+    def tenant_bytes(self, tenant: str) -> tuple[int, int]:
+        """Payload bytes of the tenant's blocks and states on the disk, and those that its open reservations may add."""
+        live, held, promised = self._live, 0, 0
+        for number in live.namespaces.numbers_of(tenant):
+            held += live.space_bytes[number]
+            promised += live.reservations.ssd_bytes[live.namespaces.by_number(number).digest]
+        return held, promised
 
     def load(
         self, records: Iterable[Found], policies: Mapping[NamespaceDigest, str], *, now_wall: float
@@ -329,6 +344,11 @@ class Core(LongWork):
 
     def is_open(self, reservation_id: int) -> bool:
         return self._live.reservations.find(reservation_id) is not None
+
+    def is_void(self, reservation_id: int) -> bool:
+        """Whether its namespace was cleared while it was being written: nothing of it becomes visible."""
+        found = self._live.reservations.find(reservation_id)
+        return found is not None and found.void
 
     def is_crowded(self, session: str) -> bool:
         """Whether more than half of what the session, or all, may have reserved is."""

@@ -10,7 +10,7 @@ from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo
 from kvstore.core.states import handle_of, slot_of
 from kvstore.core.steps import ITEMS_AT_ONCE, VISITS_AT_ONCE, Steps
-from kvstore.core.walks import tails_first
+from kvstore.core.walks import oldest, tails_first
 from kvstore.store.base import Place
 from kvstore.types import ItemKind, Tier
 
@@ -57,14 +57,66 @@ def _evict_blocks(live: Live, start: int, need_bytes: int, now_wall: float) -> t
             return left, slot
         # Older than its children by no route: what still has a child here, a held child keeps.
         if index.is_childless(slot) and not live.holds.is_held(slot):
-            early = index.used[slot] + live.retention_seconds > now_wall
-            gone = live.remove_block(slot)
-            live.totals["retention_shortfall_total" if early else "expired_blocks_total"] += 1
-            live.totals["evicted_blocks_total"] += early
-            live.totals["evicted_states_total"] += len(gone) - 1
+            gone = _evict_block(live, slot, now_wall)
             freed += sum(each.place.length for each in gone)
             left += gone
     return left, NO_SLOT
+
+
+def evict_of(
+    live: Live, numbers: Collection[int], need_bytes: int, *, now_wall: float
+) -> Steps[list[Gone], int]:
+    """See Core.eviction_of."""
+    freed = 0
+    left: list[Gone] = []
+    for handle in _idle_states(live, numbers, need_bytes):
+        entry = live.states.get(handle)
+        if entry is None or entry.leases:
+            continue
+        left.append(_evict_state(live, handle))
+        live.totals["quota_evicted_states_total"] += 1
+        freed += left[-1].place.length
+        if len(left) >= ITEMS_AT_ONCE:
+            yield left
+            left = []
+    yield left
+    count = ITEMS_AT_ONCE
+    while freed < need_bytes:
+        found, went = oldest(live.index, numbers, count), 0
+        for first in range(0, len(found), ITEMS_AT_ONCE):
+            left = []
+            for slot in found[first : first + ITEMS_AT_ONCE]:
+                if freed >= need_bytes:
+                    break
+                # Others had a turn: it may have left, and its slot may be another namespace's.
+                is_own = live.index.is_live(slot) and live.index.space[slot] in numbers
+                if is_own and live.index.is_childless(slot) and not live.holds.is_held(slot):
+                    gone = _evict_block(live, slot, now_wall)
+                    live.totals["quota_evicted_blocks_total"] += 1
+                    live.totals["quota_evicted_states_total"] += len(gone) - 1
+                    freed += sum(each.place.length for each in gone)
+                    left += gone
+                    went += 1
+            yield left
+        if len(found) < count:
+            break
+        if not went:
+            # All of these are held, or have children that are.
+            count *= 4
+    return freed
+
+
+def _idle_states(live: Live, numbers: Collection[int], need_bytes: int) -> list[int]:
+    """Handles of states of these namespaces that nobody leases, the oldest first, as many as have so many bytes."""
+    handles: list[int] = []
+    found = 0
+    for handle, entry in live.states.oldest():
+        if found >= need_bytes:
+            break
+        if live.index.space[slot_of(handle)] in numbers and live.states.may_go(handle):
+            handles.append(handle)
+            found += entry.place.length
+    return handles
 
 
 def states_over_share(live: Live, limit_bytes: int) -> Steps[list[Gone], None]:
@@ -218,6 +270,16 @@ def drop_states(live: Live, info: NamespaceInfo | None, tier: Tier | None) -> St
                 live.totals["dropped_states_total"] += 1
     yield gone
     return Dropped(dropped, kept, [], frozenset(kept_in))
+
+
+def _evict_block(live: Live, slot: int, now_wall: float) -> list[Gone]:
+    """Childless, and held by nobody."""
+    early = live.index.used[slot] + live.retention_seconds > now_wall
+    gone = live.remove_block(slot)
+    live.totals["retention_shortfall_total" if early else "expired_blocks_total"] += 1
+    live.totals["evicted_blocks_total"] += early
+    live.totals["evicted_states_total"] += len(gone) - 1
+    return gone
 
 
 def _evict_state(live: Live, handle: int) -> Gone:

@@ -90,6 +90,8 @@ class Live:
         self.accepted: Counter[ItemKind] = Counter()
         """Items by kind that are visible and not durable yet."""
         self.accepted_bytes: Counter[ItemKind] = Counter()
+        self.space_bytes: Counter[int] = Counter()
+        """Payload bytes of blocks and states that are durable, by number of their namespace."""
         self._last_number = 0
         self._latest = 0
         # Handles whose last use is to be persisted: at most one entry per use that is not persisted yet.
@@ -143,7 +145,7 @@ class Live:
         self.segments.add(place.segment_id, slot)
         self.block_bytes += place.length
         self.bounded_blocks += lineage is Lineage.BOUNDED
-        self._count_accepted(ItemKind.BLOCK, place, 1)
+        self._count(slot, ItemKind.BLOCK, place, 1)
         self.reservations.block_inserted(info.digest, key, slot)
         return slot
 
@@ -155,7 +157,9 @@ class Live:
         self.segments.fill(blocks.segment, slots)
         counts = np.bincount(blocks.space)
         for number in np.flatnonzero(counts).tolist():
-            self.block_bytes += int(counts[number]) * self.namespaces.by_number(number).figures.block_bytes
+            size = int(counts[number]) * self.namespaces.by_number(number).figures.block_bytes
+            self.block_bytes += size
+            self.space_bytes[number] += size
         self.bounded_blocks += int(np.count_nonzero(blocks.bounded))
         self.ranks.start(slots[oldest])
 
@@ -176,12 +180,16 @@ class Live:
         self.index.flags[slot] &= ~USE_NOTED
         self.segments.add(place.segment_id, slot)
         self.segments.remove(old.segment_id)
-        self._count_accepted(ItemKind.BLOCK, old, -1)
+        self._count(slot, ItemKind.BLOCK, old, -1)
+        self._count(slot, ItemKind.BLOCK, place, 1)
 
-    def _count_accepted(self, kind: ItemKind, place: Place, count: int) -> None:
+    def _count(self, slot: int, kind: ItemKind, place: Place, count: int) -> None:
+        """One more, or one fewer, of the block in `slot` at this place: accepted, or on the disk for its namespace."""
         if is_accepted(place.segment_id):
             self.accepted[kind] += count
             self.accepted_bytes[kind] += count * place.length
+        else:
+            self.space_bytes[self.index.space[slot]] += count * place.length
 
     def remove_block(self, slot: int) -> list[Gone]:
         """Take out a childless block; its states, in both tiers, go first. What left the SSD, in that order."""
@@ -197,7 +205,7 @@ class Live:
         self.ranks.on_remove(slot)
         self.segments.remove(place.segment_id)
         self.block_bytes -= place.length
-        self._count_accepted(ItemKind.BLOCK, place, -1)
+        self._count(slot, ItemKind.BLOCK, place, -1)
         self.bounded_blocks -= self.index.lineage(slot) is Lineage.BOUNDED
         self.index.remove(slot)
         return left
@@ -260,7 +268,7 @@ class Live:
         self.states.add(handle, entry)
         self.index.flags[slot] |= self._flags_of(slot, kind, entry.place.length)
         self.segments.add(entry.place.segment_id, handle)
-        self._count_accepted(kind, entry.place, 1)
+        self._count(slot, kind, entry.place, 1)
 
     def settle_state(self, handle: int, place: Place) -> None:
         """As settle_block."""
@@ -270,7 +278,9 @@ class Live:
         self.states.move(handle, place)
         self.segments.add(place.segment_id, handle)
         self.segments.remove(old.segment_id)
-        self._count_accepted(kind_of(handle), old, -1)
+        slot, kind = slot_of(handle), kind_of(handle)
+        self._count(slot, kind, old, -1)
+        self._count(slot, kind, place, 1)
 
     def remove_state(self, handle: int) -> Gone:
         """Leases on it find it gone."""
@@ -278,7 +288,7 @@ class Live:
         entry = self.states.remove(handle)
         self.index.flags[slot] &= ~(HAS_STATE if kind is ItemKind.STATE else HAS_ROWS | ROWS_OVERLAP)
         self.segments.remove(entry.place.segment_id)
-        self._count_accepted(kind, entry.place, -1)
+        self._count(slot, kind, entry.place, -1)
         return self.gone(slot, kind, entry.place)
 
     def touch_state(self, handle: int, now: float) -> None:

@@ -89,6 +89,12 @@ class LongWork:
         """As `plan_eviction`, in steps."""
         return leaving.evict(self._live, need_bytes, prefer_states=prefer_states, now_wall=now_wall)
 
+    def eviction_of(self, tenant: str, need_bytes: int, *, now_wall: float) -> Steps[list[Gone], int]:
+        """Take about so many bytes of this tenant's out of the index, in steps: states before blocks, what was used longest ago
+        first, nothing that is leased or built on. The payload bytes that left: fewer where no more may go."""
+        numbers = self._live.namespaces.numbers_of(tenant)
+        return leaving.evict_of(self._live, numbers, need_bytes, now_wall=now_wall)
+
     def switching_eviction(self, policy: EvictionPolicy) -> Steps[None, None]:
         """Let `policy`, which is empty, decide what is evicted first, over all that is held, in steps; until the last one the old
         one does. InvalidArgument while another is on its way in."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from kvstore.errors import GeometryMismatch, InvalidArgument, LimitExceeded, ProfileError, UnknownNamespace
@@ -40,6 +41,11 @@ class NamespaceInfo:
     @property
     def profile(self) -> Profile:
         return self.identity.profile
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is: the tenant salt, empty where there is none."""
+        return self.identity.tenant_salt
 
     def check_prefix(self) -> None:
         """Raise InvalidArgument unless it holds prompts' blocks."""
@@ -94,6 +100,8 @@ class NamespaceTable:
         self._by_digest: dict[NamespaceDigest, NamespaceInfo] = {}
         self._by_number: dict[int, NamespaceInfo] = {}
         self._by_name: dict[str, NamespaceDigest] = {}
+        self._numbers: dict[str, set[int]] = {}
+        """Of each tenant's namespaces."""
 
     def __len__(self) -> int:
         return len(self._by_digest)
@@ -143,17 +151,13 @@ class NamespaceTable:
         made = NamespaceInfo(digest, name, identity, chosen, number, figures_of(identity.profile))
         self._by_digest[digest] = self._by_number[number] = made
         self._by_name[name] = digest
+        self._numbers.setdefault(made.tenant, set()).add(number)
         return replace(made, is_new=True)
 
     def get(self, digest: bytes) -> NamespaceInfo:
         found = self._by_digest.get(NamespaceDigest(digest))
         if found is None:
-            raise UnknownNamespace(
-                "no such namespace; open it first",
-                field="namespace",
-                value=digest,
-                allowed="the digest of an open namespace",
-            )
+            raise unknown_namespace(digest)
         return found
 
     def find(self, digest: bytes) -> NamespaceInfo | None:
@@ -196,15 +200,29 @@ class NamespaceTable:
         info = self.get(digest)
         del self._by_digest[info.digest]
         del self._by_number[info.number]
+        self._numbers[info.tenant].remove(info.number)
+        if not self._numbers[info.tenant]:
+            del self._numbers[info.tenant]
         self._by_name = {name: each for name, each in self._by_name.items() if each != info.digest}
         return info
+
+    def tenants(self) -> list[str]:
+        """Those that have a namespace."""
+        return list(self._numbers)
+
+    def numbers_of(self, tenant: str) -> Set[int]:
+        """Of the tenant's namespaces."""
+        return self._numbers.get(tenant, frozenset())
 
     def all(self) -> list[NamespaceInfo]:
         """In the order in which they were opened."""
         return list(self._by_digest.values())
 
     def _refuse(self, name: str, known: NamespaceIdentity, given: NamespaceIdentity) -> None:
-        for (field, before), (_, value) in zip(known.fields(), given.fields(), strict=True):
+        fields = list(zip(known.fields(), given.fields(), strict=True))
+        # Where it is another tenant's, nothing else of it is told.
+        fields.sort(key=lambda pair: pair[0][0] not in SECRET_FIELDS)
+        for (field, before), (_, value) in fields:
             if before != value:
                 hidden = field in SECRET_FIELDS
                 raise GeometryMismatch(
@@ -213,6 +231,16 @@ class NamespaceTable:
                     value="(hidden)" if hidden else value.decode(),
                     allowed="the one it was opened with" if hidden else before.decode() or "(none)",
                 )
+
+
+def unknown_namespace(digest: bytes) -> UnknownNamespace:
+    """The refusal of one that is not there, and of one that is not the caller's."""
+    return UnknownNamespace(
+        "no such namespace; open it first",
+        field="namespace",
+        value=digest,
+        allowed="the digest of an open namespace",
+    )
 
 
 def describe(identity: NamespaceIdentity, name: str, policy: str) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import overload
@@ -22,7 +22,7 @@ class Reservation:
     made. `over`: it has ended. `writing`: its bytes are on their way to the log, and its end is the commit's to decide. `accepted`:
     of them, what became visible before it was durable, parents first; `settling`: no more of it does, since what has become of
     the write is known; `settled`: of those, what was visible still when it became durable. `void`: its namespace was cleared
-    meanwhile, so that nothing of it may become visible."""
+    meanwhile, so that nothing of it may become visible. `ssd_bytes`: payload bytes of what was granted for SSD."""
 
     reservation_id: int
     session: str
@@ -39,6 +39,7 @@ class Reservation:
     settled: set[ItemId] = field(default_factory=set)
     void: bool = False
     over: bool = False
+    ssd_bytes: int = 0
 
 
 class Returned(Sequence[GivenBack]):
@@ -99,6 +100,8 @@ class ReservationTable:
         self._items = 0
         self._undecided = 0
         self._unswept: deque[Reservation] = deque()
+        self.ssd_bytes: Counter[NamespaceDigest] = Counter()
+        """That open reservations may put on the disk, by namespace."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -182,6 +185,9 @@ class ReservationTable:
         self._undecided -= made.undecided - undecided
         made.undecided = undecided
         self._items += len(granted)
+        size = sum(each.item.length for each in granted if each.item.to_ssd)
+        made.ssd_bytes += size
+        self.ssd_bytes[namespace] += size
         for each in granted:
             self._in_flight[namespace, each.item.item_id] = made, each
         for key, slot in builds_on.items():
@@ -224,6 +230,9 @@ class ReservationTable:
         reservation.over = True
         self._items -= len(reservation.granted)
         self._undecided -= reservation.undecided
+        self.ssd_bytes[reservation.namespace] -= reservation.ssd_bytes
+        if not self.ssd_bytes[reservation.namespace]:
+            del self.ssd_bytes[reservation.namespace]
         self._unswept.append(reservation)
         for slot in reservation.held_slots:
             self._holds.release(slot, reservation.reservation_id)

@@ -101,6 +101,10 @@ class StateTable:
         nothing. Those were used when they were leased or accepted, so that few or none stand before it."""
         return next((handle for handle, entry in self._entries.items() if _may_go(entry)), None)
 
+    def may_go(self, handle: int) -> bool:
+        """Whether nobody leases it and it is durable."""
+        return _may_go(self._entries[handle])
+
     def handles(self) -> list[int]:
         """All of them, least recently used first."""
         return list(self._entries)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from kvstore.core.index import LIVE, BlockIndex
 
 PART_BLOCKS = 8192
+_NUMBERS_END = 2**31 - 1
 
 
 def tails_first(index: BlockIndex, space: int) -> Iterator[list[int]]:
@@ -29,6 +30,22 @@ def tails_first(index: BlockIndex, space: int) -> Iterator[list[int]]:
         if found:
             yield _slots(index, space, first, last)
         last = first
+
+
+def oldest(index: BlockIndex, spaces: Collection[int], count: int) -> list[int]:
+    """Up to `count` slots of these namespaces, those that were used longest ago first, and children before their parents: no block
+    was used later than its parent."""
+    if not len(index) or count < 1:
+        return []
+    live = np.frombuffer(index.flags, np.uint8) & np.uint8(LIVE) != 0
+    slots = np.flatnonzero(live & np.isin(np.frombuffer(index.space, np.uint16), list(spaces)))
+    used, numbers = np.frombuffer(index.used, np.uint32), np.frombuffer(index.number, np.int32)
+    order = used[slots].astype(np.uint64) << np.uint64(32) | (_NUMBERS_END - numbers[slots]).astype(np.uint64)
+    if count < len(slots):
+        first = np.argpartition(order, count - 1)[:count]
+        slots, order = slots[first], order[first]
+    found: list[int] = slots[np.argsort(order, kind="stable")].tolist()
+    return found
 
 
 def _slots(index: BlockIndex, space: int, first: int, last: int) -> list[int]:

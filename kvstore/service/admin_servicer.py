@@ -103,6 +103,39 @@ class AdminServicer(cache_pb2_grpc.AdminServicer):
         return pb.Eviction(policy=core.eviction_name, policies=EVICTION_POLICIES)
 
     @answering
+    async def ListTenants(self, request: pb.ListTenantsRequest, context: Context) -> pb.ListTenantsReply:
+        return pb.ListTenantsReply(tenants=[self._tenant(each) for each in self._engine.core.tenants()])
+
+    def _tenant(self, tenant: str) -> pb.Tenant:
+        engine = self._engine
+        held, promised = engine.core.tenant_bytes(tenant)
+        limits = engine.tenants.limits(tenant)
+        return pb.Tenant(
+            tenant=tenant,
+            namespaces=sum(info.tenant == tenant for info in engine.core.namespaces()),
+            held_bytes=held,
+            promised_bytes=promised,
+            quota=limits.quota,
+            in_flight_bytes=engine.tenants.in_flight(tenant),
+            in_flight=limits.in_flight,
+            erasing=engine.erasing.is_erasing(tenant),
+        )
+
+    @answering
+    async def EraseTenant(self, request: pb.EraseTenantRequest, context: Context) -> None:
+        async with aclosing(self._engine.erasing.run(request.tenant)) as steps:
+            async for progress in steps:
+                await context.write(
+                    pb.EraseTenantReply(
+                        blocks=progress.blocks,
+                        states=progress.states,
+                        files_left=progress.files_left,
+                        overwritten_bytes=progress.overwritten,
+                        done=progress.done,
+                    )
+                )
+
+    @answering
     async def ListNamespaces(
         self, request: pb.ListNamespacesRequest, context: Context
     ) -> pb.ListNamespacesReply:

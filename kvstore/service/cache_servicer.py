@@ -13,6 +13,7 @@ from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.prefix.joined import JoinedKeys
 from kvstore.service import encode
 from kvstore.service.arena_calls import ArenaCalls
+from kvstore.service.callers import current_caller
 from kvstore.service.delivery import send_head
 from kvstore.service.engine import NO_SESSION, Engine
 from kvstore.service.fetch_calls import FetchCalls
@@ -23,6 +24,7 @@ from kvstore.service.map_calls import MapCalls
 from kvstore.service.session import SESSION_METADATA, Session
 from kvstore.service.session_calls import SessionCalls
 from kvstore.service.status import Context, answering
+from kvstore.service.tenant_limits import check_tenant_of_caller, namespace_of_caller
 from kvstore.service.turns import mapped
 from kvstore.service.uploads import Upload
 from kvstore.service.waiting import until_end
@@ -45,7 +47,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     def _session(self, context: Context) -> Session:
         for key, value in context.invocation_metadata() or ():
             if key == SESSION_METADATA:
-                return self._engine.sessions.get(value if isinstance(value, str) else "")
+                return self._engine.sessions.get(value if isinstance(value, str) else "", current_caller())
         return self._engine.sessions.get("")
 
     # ---- namespaces and lookup ----------------------------------------------------------------------------------
@@ -59,6 +61,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             request.adapter,
             request.tenant_salt,
         )
+        check_tenant_of_caller(self._engine, identity.tenant_salt)
+        self._engine.tenants.begin(identity.tenant_salt)
         info = await self._engine.registry.open(request.name, identity, request.policy or None)
         return encode.put_namespace(info, self._engine.core)
 
@@ -80,7 +84,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def Contains(self, request: pb.ContainsRequest, context: Context) -> pb.ContainsReply:
         engine = self._engine
         session = self._session(context).id if request.lease else NO_SESSION
-        digest = encode.take_digest(request.namespace)
+        info = namespace_of_caller(engine, encode.take_digest(request.namespace))
+        digest = info.digest
+        engine.tenants.begin(info.tenant)
         keys = JoinedKeys(request.keys)
         found = engine.contains(digest, keys, session=session, use=request.use, lease=request.lease)
         return pb.ContainsReply(

@@ -30,6 +30,18 @@ def read_pair(cert_file: str, key_file: str) -> Pair:
     return pair
 
 
+def read_client_ca(file: str) -> bytes:
+    """PEM of certificates that issue clients'. ConfigError where the file cannot be read or holds none."""
+    data = _read(file, "tls_client_ca")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=data.decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(
+            "no certificates in this file", field="tls_client_ca", value=file, allowed="PEM"
+        ) from error
+    return data
+
+
 def _read(file: str, field: str) -> bytes:
     try:
         with Path(file).open("rb") as opened:

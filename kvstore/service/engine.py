@@ -11,6 +11,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from typing import TYPE_CHECKING
 
 from kvstore.config import ServiceConfig
 from kvstore.core import (
@@ -46,12 +47,19 @@ from kvstore.service.registry import Registry
 from kvstore.service.session import Session, Sessions
 from kvstore.service.slowcalls import SlowCalls
 from kvstore.service.staging import Staging
+from kvstore.service.tenancy import Tenancy
+from kvstore.service.tenant_limits import make_quota, namespace_of_caller
 from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.turns import at_leisure, by_turns, in_parts
 from kvstore.service.uploads import Upload, Uploads
 from kvstore.service.writer import Writer
 from kvstore.store.base import Place, RecordLog
 from kvstore.types import BootId, Durability, Exactness, ItemId, ItemKind, NamespaceDigest, StateSource, Tier
+
+if TYPE_CHECKING:
+    from kvstore.service.audit import AuditLog
+    from kvstore.service.erasing import Erasing
+    from kvstore.service.reloading import Reloading
 
 log = logging.getLogger(__name__)
 
@@ -97,12 +105,13 @@ class Engine:
         self.rates = Rates(reader.rate)
         self.time = time
         self.staging = Staging(config.staging_bytes)
-        self.uploads = Uploads(self.staging)
+        self.counts: Counter[str] = Counter()
+        self.tenants = Tenancy(time.monotonic, self.counts)
+        self.uploads = Uploads(self.staging, self.tenants)
         self.acceptance = Acceptance(self)
         self.flights = Flights(FlightTable(seconds=core.reservation_seconds), time.monotonic)
         self.sessions = Sessions(boot=boot, limit=config.sessions, on_end=self._end_session)
         self.activity = Activity(self._open_work)
-        self.counts: Counter[str] = Counter()
         self.lookup_seconds = 0.0
         """Of Lookup calls from the message to the answer, without what they waited for others, but with the turns that long ones
         gave them."""
@@ -110,13 +119,18 @@ class Engine:
         self.slow = SlowCalls(time.monotonic)
         self.plans: deque[tuple[float, RestorePlan]] = deque(maxlen=PLANS_KEPT)
         """The last plans that were given, each with its monotonic time."""
+        self.reloading: Reloading | None = None
+        """Certificates, tokens and tenants; set before anybody is let in."""
+        self.audit: AuditLog | None = None
+        """Of admin calls; set before anybody is let in."""
         self.ready = False
         self.draining = False
 
-    def attach(self, writer: Writer, registry: Registry) -> None:
-        """The two parts that decide through this one."""
+    def attach(self, writer: Writer, registry: Registry, erasing: Erasing) -> None:
+        """The parts that decide through this one."""
         self.writer = writer
         self.registry = registry
+        self.erasing = erasing
 
     def check_ready(self) -> None:
         if not self.ready:
@@ -234,8 +248,10 @@ class Engine:
     async def reserve(
         self, session: Session, namespace: bytes, items: Sequence[ReserveItem]
     ) -> ReserveResult:
-        """As Core.reserve, with turns for others."""
+        """As Core.reserve, with turns for others, and within the limits of the namespace's tenant."""
         self.check_open()
+        info = namespace_of_caller(self, namespace)
+        self.tenants.begin(info.tenant)
         longest = max((item.length for item in items if item.to_ssd), default=0)
         self.writer.check_wear(longest)
         if longest > (largest := self.log.largest_append_bytes()):
@@ -258,13 +274,23 @@ class Engine:
             )
         if result.reservation_id is not None:
             granted = self.core.granted(result.reservation_id, session.id)
+            try:
+                self.tenants.spend_bytes(info.tenant, sum(each.item.length for each in granted))
+                await make_quota(self, info.tenant)
+                # It may have ended meanwhile, with its session or by a clear.
+                self.core.granted(result.reservation_id, session.id)
+            except BaseException:
+                if self.core.is_open(result.reservation_id):
+                    self.core.abort(result.reservation_id, session.id)
+                raise
             self.uploads.begin(
                 result.reservation_id,
                 session=session.id,
                 namespace=NamespaceDigest(namespace),
-                profile=self.core.namespace(namespace).profile,
+                profile=info.profile,
                 granted=granted,
                 deadline=now + self.core.reservation_seconds,
+                tenant=info.tenant,
             )
         return result
 
@@ -276,7 +302,7 @@ class Engine:
         self.writer.check_accepts()
         self.core.commit_list(reservation_id, session.id)
         self.uploads.close(upload)
-        written = self.writer.submit(Publication(upload, self.publish))
+        written = self.writer.submit(Publication(upload, self.publish, is_void=self.core.is_void))
         if durability is Durability.ACCEPTED and (report := await self.acceptance.accept(upload)) is not None:
             return report
         return await asyncio.shield(written)

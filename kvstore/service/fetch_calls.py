@@ -14,6 +14,7 @@ from kvstore.service.reader import Read
 from kvstore.service.session import Session
 from kvstore.service.slicing import cuts_of, sliced
 from kvstore.service.status import Context
+from kvstore.service.tenant_limits import reading
 from kvstore.types import ItemKind
 from kvstore.v1 import cache_pb2 as pb
 
@@ -26,7 +27,8 @@ class FetchCalls:
         _check_offset(request)
         lease = self._engine.lease(request.lease_id, session.id)
         batches = self._sliced(lease, request) if request.slices > 1 else self._whole(lease, request)
-        with under(self._engine, lease, session):
+        moved = reading(self._engine, lease, block_count=request.block_count, state=request.state)
+        with moved, under(self._engine, lease, session):
             async with aclosing(batches), aclosing(framed(batches)) as frames:
                 # Never other bytes: what the lease covered may be another's once it has ended.
                 await send_frames(

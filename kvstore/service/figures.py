@@ -107,7 +107,19 @@ def figures(engine: Engine) -> dict[str, float]:
     }
     if core.retention_attained is not None:
         values["retention_attained_share"] = core.retention_attained
+    reloading = engine.reloading
+    values["erasing_files"] = engine.erasing.progress.files_left
+    values["reload_failing"] = reloading is not None and reloading.is_failing
+    values["reloads_total"] = 0 if reloading is None else reloading.reloaded_total
+    values["reloads_failed_total"] = 0 if reloading is None else reloading.failed_total
     for name in (
+        "audit_failed_total",
+        "erased_tenants_total",
+        "tenant_rate_refused_total",
+        "tenant_in_flight_refused_total",
+        "tenant_quota_refused_total",
+        "tenant_forbidden_total",
+        "unknown_namespaces_total",
         "lookups_total",
         "lookup_hits_total",
         "lookup_misses_total",

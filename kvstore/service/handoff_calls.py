@@ -13,6 +13,7 @@ from kvstore.service.engine import Engine
 from kvstore.service.frames import FRAME_BYTES, Incoming, Receiver
 from kvstore.service.session import Session
 from kvstore.service.status import Context
+from kvstore.service.tenant_limits import namespace_of_caller
 from kvstore.service.waiting import until_end
 from kvstore.types import Checks, NamespaceDigest
 from kvstore.v1 import cache_pb2 as pb
@@ -36,14 +37,14 @@ class HandoffCalls:
                 "the first frame has the header", field="header", value="none", allowed="a HandoffHeader"
             )
         header = frame.header
-        self._check(header)
+        tenant = self._check(header)
+        engine.tenants.begin(tenant, length=header.length)
         seconds = (
             encode.take_seconds(header.seconds, field="header.seconds", high=SECONDS_MAX)
             or engine.config.handoff_ttl
         )
         lineage = encode.take_lineage(header.lineage, field="header.lineage")
-        engine.staging.take(header.length, session.id)
-        try:
+        with engine.tenants.moving(tenant, header.length), engine.staging.holding(header.length, session.id):
             receiver = Receiver()
             incoming = Incoming("the handoff", header.length, Checks(header.crc32))
             list(receiver.accept([incoming], frame.data))
@@ -62,13 +63,12 @@ class HandoffCalls:
                 seconds=seconds,
                 now=engine.time.monotonic(),
             )
-        finally:
-            engine.staging.give_back(header.length, session.id)
         return pb.HandoffTicket(ticket=ticket, seconds=seconds)
 
-    def _check(self, header: pb.HandoffHeader) -> None:
+    def _check(self, header: pb.HandoffHeader) -> str:
+        """Whose it is."""
         engine = self._engine
-        info = engine.core.namespace(encode.take_digest(header.namespace, field="header.namespace"))
+        info = namespace_of_caller(engine, encode.take_digest(header.namespace, field="header.namespace"))
         info.check_prefix()
         if not 1 <= header.position <= POSITION_MAX:
             raise InvalidArgument(
@@ -93,6 +93,7 @@ class HandoffCalls:
                 value=header.length,
                 allowed=f"{engine.config.handoff_bytes} bytes",
             )
+        return info.tenant
 
     async def _next_frame(
         self, context: Context, session: Session, deadline: float
@@ -112,7 +113,9 @@ class HandoffCalls:
 
     async def take(self, request: pb.TakeHandoffRequest, session: Session, context: Context) -> None:
         engine = self._engine
-        namespace = engine.core.namespace(encode.take_digest(request.namespace)).digest
+        info = namespace_of_caller(engine, encode.take_digest(request.namespace))
+        namespace = info.digest
+        engine.tenants.begin(info.tenant)
         if len(request.ticket) != TICKET_BYTES:
             raise InvalidArgument(
                 f"a ticket of {len(request.ticket)} bytes",
@@ -164,7 +167,7 @@ class HandoffCalls:
             )
 
     def drop(self, request: pb.DropHandoffRequest) -> bool:
-        namespace = self._engine.core.namespace(encode.take_digest(request.namespace)).digest
+        namespace = namespace_of_caller(self._engine, encode.take_digest(request.namespace)).digest
         was_here = self._engine.handoffs.drop(request.ticket, namespace, self._engine.time.monotonic())
         self._engine.activity.note()
         return was_here

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,13 +17,14 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from kvstore.errors import ConfigError
 from kvstore.service.admin_servicer import AdminServicer
 from kvstore.service.cache_servicer import CacheServicer
+from kvstore.service.callers import CallerCheck
 from kvstore.service.engine import Engine
 from kvstore.service.handlers import handlers
 from kvstore.service.probe_servicer import ProbeServicer
 from kvstore.service.process import others_may_read
 from kvstore.service.spans import Spans
-from kvstore.service.tcp import TcpEnd
-from kvstore.service.tokens import TokenCheck, keep_metadata_out_of_the_log
+from kvstore.service.tcp import TcpEnd, Trust
+from kvstore.service.tokens import keep_metadata_out_of_the_log
 from kvstore.v1 import cache_pb2
 
 log = logging.getLogger(__name__)
@@ -105,8 +106,9 @@ class Listeners:
             await probed.start()
             self._servers.append(probed)
         cache = CacheServicer(self._engine)
-        local = self._local_server(cache)
-        remote = None if self._tcp is None else self._tcp_server(cache, self._tcp)
+        admin = AdminServicer(self._engine, on_drain=lambda: self.set_serving(False))
+        local = self._local_server(cache, admin)
+        remote = None if self._tcp is None else self._tcp_server(cache, admin, self._tcp)
         await local.start()
         self._servers.append(local)
         self._socket.chmod(0o600)
@@ -132,10 +134,9 @@ class Listeners:
         for service in ("", CACHE, ADMIN):
             await self._health.set(service, answer.SERVING if is_serving else answer.NOT_SERVING)
 
-    def _local_server(self, cache: CacheServicer) -> grpc.aio.Server:
+    def _local_server(self, cache: CacheServicer, admin: AdminServicer) -> grpc.aio.Server:
         options = [*self._message_limits(), *_connection_limits(self._engine.config.sessions)]
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
-        admin = AdminServicer(self._engine, on_drain=lambda: self.set_serving(False))
         self._add(server, ("Cache", cache), ("Admin", admin))
         try:
             server.add_insecure_port(f"unix:{self._socket}")
@@ -147,24 +148,26 @@ class Listeners:
             ) from error
         return server
 
-    def _tcp_server(self, cache: CacheServicer, end: TcpEnd) -> grpc.aio.Server:
+    def _tcp_server(self, cache: CacheServicer, admin: AdminServicer, end: TcpEnd) -> grpc.aio.Server:
         engine = self._engine
         keep_metadata_out_of_the_log()
-        checks = []
-        if end.tokens is not None:
-            checks.append(TokenCheck(end.tokens, counts=engine.counts, monotonic=engine.time.monotonic))
+        check = CallerCheck(
+            lambda: self._trust(end).access, counts=engine.counts, monotonic=engine.time.monotonic
+        )
         server = grpc.aio.server(
-            interceptors=checks,
+            interceptors=[check],
             options=[*self._message_limits(), *_tcp_options(engine.config.sessions)],
             maximum_concurrent_rpcs=CALLS_MAX,
         )
-        self._add(server, ("Cache", cache))
+        served: list[tuple[str, object]] = [("Cache", cache)]
+        if end.trust.access.admin is not None:
+            served.append(("Admin", admin))
+        self._add(server, *served)
         try:
-            if end.pair is None:
+            if end.trust.pair is None:
                 port = server.add_insecure_port(end.address())
             else:
-                keys = [(end.pair.key, end.pair.certificate)]
-                port = server.add_secure_port(end.address(), grpc.ssl_server_credentials(keys))
+                port = server.add_secure_port(end.address(), _credentials(lambda: self._trust(end)))
         except RuntimeError as error:
             raise ConfigError(
                 "cannot listen there: the port is another's, or the host is not this machine's",
@@ -172,11 +175,16 @@ class Listeners:
                 value=end.address(),
                 allowed="HOST:PORT of this machine that is free; port 0 for any",
             ) from error
-        if end.pair is not None and others_may_read(Path(engine.config.tls_key).stat()):
+        if end.trust.pair is not None and others_may_read(Path(engine.config.tls_key).stat()):
             log.warning("the key %s may be read by others than this user", engine.config.tls_key)
-        level = logging.INFO if end.pair and end.tokens else logging.WARNING
+        level = logging.INFO if end.is_safe else logging.WARNING
         log.log(level, "listening on tcp://%s (%s)", end.address(port), end.about)
         return server
+
+    def _trust(self, end: TcpEnd) -> Trust:
+        """As the files say now."""
+        reloading = self._engine.reloading
+        return end.trust if reloading is None else reloading.trust
 
     def _probe_server(self, host: str, port: int) -> grpc.aio.Server:
         """Health alone: who watches over machines has no token, and speaks no TLS."""
@@ -206,7 +214,7 @@ class Listeners:
         """The services of the contract, each with its servicer, health, and a list for who asks what is there."""
         by_name = _ByName(server)
         for name, servicer in services:
-            found = handlers(name, servicer, around=self._around)
+            found = handlers(name, servicer, around=self._audited if name == "Admin" else self._around)
             full_name = cache_pb2.DESCRIPTOR.services_by_name[name].full_name
             by_name.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(full_name, found),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, by_name)
@@ -219,6 +227,10 @@ class Listeners:
     def _around(self, name: str, method: Any) -> Any:
         timed = self._engine.slow.around(name, method)
         return timed if self._spans is None else self._spans.around(name, timed)
+
+    def _audited(self, name: str, method: Any) -> Any:
+        around = self._around(name, method)
+        return around if self._engine.audit is None else self._engine.audit.around(name, around)
 
     def _message_limits(self) -> list[tuple[str, Any]]:
         received = max(RECEIVED_BYTES_MIN, RECEIVED_BYTES_PER_KEY * self._engine.config.keys)
@@ -241,6 +253,29 @@ class _ByName:
 
     def add_registered_method_handlers(self, service: str, handlers: object) -> None:
         """They have been added by name."""
+
+
+def _credentials(trust: Callable[[], Trust]) -> grpc.ServerCredentials:
+    """Asked for at each handshake, in a thread of gRPC's: a certificate that was replaced is shown from the next one on."""
+    shown = first = trust()
+
+    def changed() -> Any:
+        """None where gRPC has it already."""
+        nonlocal shown
+        before, shown = shown, trust()
+        is_same = (before.pair, before.client_ca) == (shown.pair, shown.client_ca)
+        return None if is_same else _shown(shown)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _shown(first), changed, require_client_authentication=first.client_ca is not None
+    )
+
+
+def _shown(trust: Trust) -> grpc.ServerCertificateConfiguration:
+    assert trust.pair is not None, "what is served with TLS is not served without it"
+    return grpc.ssl_server_certificate_configuration(
+        [(trust.pair.key, trust.pair.certificate)], root_certificates=trust.client_ca
+    )
 
 
 def _milliseconds(seconds: float) -> int:

@@ -12,6 +12,7 @@ from kvstore.service.engine import NO_SESSION, Engine, is_exact_only
 from kvstore.service.flights import Prompt, Waited, check_open
 from kvstore.service.session import Session
 from kvstore.service.status import Context
+from kvstore.service.tenant_limits import namespace_of_caller
 from kvstore.service.turns import by_turns
 from kvstore.v1 import cache_pb2 as pb
 
@@ -37,7 +38,8 @@ class LookupCalls:
                         value=value,
                         allowed="0 without `lease`",
                     )
-        info = engine.core.namespace(encode.take_digest(request.namespace))
+        info = namespace_of_caller(engine, encode.take_digest(request.namespace))
+        engine.tenants.begin(info.tenant)
         exact_only = is_exact_only(info.profile, encode.take_exactness(request.exactness))
         own, tokens = NO_SESSION if session is None else session.id, request.prompt_tokens
         keys = encode.split_keys(request.keys, most=engine.config.keys)

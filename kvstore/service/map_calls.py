@@ -15,6 +15,7 @@ from kvstore.service.pins import Pins
 from kvstore.service.reader import BATCH_ITEMS, Read
 from kvstore.service.session import Session
 from kvstore.service.status import Context
+from kvstore.service.tenant_limits import reading
 from kvstore.types import ItemKind
 from kvstore.v1 import cache_pb2 as pb
 
@@ -41,7 +42,8 @@ class MapCalls:
             state=request.state,
         )
         replies = _Mapping(engine, engine.pins, lease, session, leased.domain).replies(request)
-        with under(engine, lease, session):
+        moved = reading(engine, lease, block_count=request.block_count, state=request.state)
+        with moved, under(engine, lease, session):
             async with aclosing(replies):
                 async for reply in replies:
                     engine.lease(lease.lease_id, session.id)

@@ -15,13 +15,22 @@ class Publication:
     call; what did not become durable is left out."""
 
     def __init__(
-        self, upload: Upload, publish: Callable[[Upload, dict[int, Place]], Awaitable[CommitReport]]
+        self,
+        upload: Upload,
+        publish: Callable[[Upload, dict[int, Place]], Awaitable[CommitReport]],
+        *,
+        is_void: Callable[[int], bool] = lambda reservation_id: False,
     ) -> None:
+        """`is_void`: whether nothing of the reservation may become visible any more, since its namespace was cleared."""
         self._upload = upload
+        self._is_void = is_void
         self._publish = publish
         self._granted: list[Granted] = []
 
     async def records(self) -> list[Record]:
+        if self._is_void(self._upload.reservation_id):
+            # It would be on the disk for nobody, and behind what has cleared it.
+            return []
         pairs: list[tuple[Granted, Record]] = []
         async for part in in_parts(list(self._upload.granted)):
             pairs += self._upload.records(part)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from kvstore.errors import DeviceError, NoSpace
+from kvstore.errors import DeviceError, InvalidArgument, NoSpace
 from kvstore.store.base import Cheapest, Place, RecordLog, Space
 from kvstore.store.wear import CopyAllowance, WearBudget
 
@@ -204,6 +204,24 @@ class RoomMaker:
         hears of the new ones."""
         while not self._still.is_set():
             await self._still.wait()
+
+    async def give_up(self, segment_id: int) -> bool:
+        """Copy forward all that lives in a sealed segment, whatever that wins, so that its file goes. False where it cannot be read, or
+        is gone. Raises NoSpace where nothing may go for the copies."""
+        await self.make(self._log.largest_append_bytes())
+        self._unreadable.discard(segment_id)
+        before = self._clean_above_dead_bytes
+        self._still.clear()
+        try:
+            await self._move(segment_id, for_hits=False)
+        except InvalidArgument:
+            # What made room took it.
+            return False
+        finally:
+            self._still.set()
+            # It was not cleaned for what it wins.
+            self._clean_above_dead_bytes = before
+        return segment_id not in self._unreadable
 
     async def _clean(self, segment: Cheapest, *, for_hits: bool) -> bool:
         """Copy a segment's live records forward. False when that won nothing, or could not be done."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,10 @@ from kvstore.policy.registry import make_policy
 from kvstore.policy.window import WindowPolicy
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.pool.states import StatePool
+from kvstore.service import audit
+from kvstore.service.audit import AuditLog
 from kvstore.service.engine import Engine
+from kvstore.service.erasing import Erasing
 from kvstore.service.figures import figures
 from kvstore.service.gate import ReadGate
 from kvstore.service.listening import Doors, Listeners
@@ -46,9 +50,9 @@ from kvstore.service.process import (
 )
 from kvstore.service.reader import Reader
 from kvstore.service.registry import Registry
+from kvstore.service.reloading import Began, Reloading, begin
 from kvstore.service.spans import spans_to
 from kvstore.service.statuspage import status
-from kvstore.service.tcp import tcp_end
 from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.upkeep import Upkeep
 from kvstore.service.writer import Writer
@@ -146,8 +150,9 @@ async def run_service(
         split_address(config.metrics)
     probes = split_address(config.health, field="health") if config.health else None
     spans = spans_to(config.otlp)
-    tcp = tcp_end(config)
+    began, tcp = begin(config)
     segment_bytes = segment_bytes_for(config.disk, config.segment or None)
+    has_signals = stop is None
     stop = _stop_event() if stop is None else stop
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as ends:
@@ -185,10 +190,17 @@ async def run_service(
             recovery=recovery,
             time=time,
             segment_bytes=segment_bytes,
+            began=began,
+            has_signals=has_signals,
             doors=doors
             or (
                 lambda engine: Listeners(
-                    engine, places.socket, places.session_socket, tcp=tcp, probes=probes, spans=spans
+                    engine,
+                    places.socket,
+                    places.session_socket,
+                    tcp=tcp,
+                    probes=probes,
+                    spans=spans,
                 )
             ),
         )
@@ -216,6 +228,8 @@ class _Service:
         recovery: Recovery,
         time: ServiceTime,
         segment_bytes: int,
+        began: Began,
+        has_signals: bool,
         doors: Callable[[Engine], Doors],
     ) -> None:
         self._config = config
@@ -224,6 +238,8 @@ class _Service:
         self._recovery = recovery
         self._time = time
         self._segment_bytes = segment_bytes
+        self._began = began
+        self._has_signals = has_signals
         self._doors = doors
 
     async def run(
@@ -237,7 +253,11 @@ class _Service:
     ) -> None:
         config = self._config
         engine = self._engine(writer_thread, reader_threads, copier_threads)
+        reloading = Reloading(config, self._began, lambda trust: engine.tenants.adopt(trust.tenants))
+        engine.reloading = reloading
         async with AsyncExitStack() as ends:
+            engine.audit = self._audit(engine)
+            ends.push_async_callback(engine.audit.close)
             doors = self._doors(engine)
             ends.push_async_callback(doors.stop, 0)
             await doors.start()
@@ -251,12 +271,18 @@ class _Service:
             if config.metrics:
                 await page.start(config.metrics)
                 ends.push_async_callback(page.stop)
+            ends.push_async_callback(engine.erasing.stop)
+            await engine.erasing.resume()
             ends.callback(engine.sessions.close_all)
             ends.callback(doors.close_to_sessions)
             await doors.open_to_sessions()
             upkeep = Upkeep(engine)
             expiring = asyncio.create_task(upkeep.run(), name="upkeep")
             ends.callback(expiring.cancel)
+            looking = asyncio.create_task(reloading.run(copier_threads), name="reloading")
+            ends.callback(looking.cancel)
+            if self._has_signals and reloading.has_files:
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloading.ask)
             engine.ready = True
             await doors.set_serving(True)
             self._tell(engine, report, self._time.uptime())
@@ -335,8 +361,17 @@ class _Service:
             wear_bytes_per_day=config.wear,
             clock=self._time,
         )
-        engine.attach(writer, Registry(core, self._store, writer))
+        engine.attach(writer, Registry(core, self._store, writer), Erasing(engine))
         return engine
+
+    def _audit(self, engine: Engine) -> AuditLog:
+        return AuditLog(
+            self._places.directory / audit.NAME,
+            bytes_max=audit.bytes_for(self._config.disk),
+            wall=self._time.wall,
+            sessions=engine.sessions,
+            counts=engine.counts,
+        )
 
     def _memory_to_map(self) -> BlockCache | None:
         because = why_not_mapped()

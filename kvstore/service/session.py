@@ -16,6 +16,7 @@ from typing import cast
 
 from kvstore.errors import LimitExceeded, UnknownSession
 from kvstore.memory import Arena, Extent
+from kvstore.service.callers import LOCAL, Caller
 from kvstore.types import BootId
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Session:
     ended: asyncio.Future[None] = field(repr=False)
     hang_up: Callable[[], None] = field(repr=False)
     _tell: Tell | None = field(repr=False)
+    caller: Caller = LOCAL
     extents: set[Extent] = field(default_factory=set, repr=False)
     """Those whose descriptors it was given: it may read them until it ends."""
 
@@ -92,7 +94,9 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, pid: int, hang_up: Callable[[], None], tell: Tell | None = None) -> Session:
+    def begin(
+        self, pid: int, hang_up: Callable[[], None], tell: Tell | None = None, caller: Caller = LOCAL
+    ) -> Session:
         """`hang_up` ends the connection from our side; `tell` writes to it, if it can carry descriptors. LimitExceeded past
         the limit."""
         if len(self._open) >= self._limit:
@@ -103,7 +107,7 @@ class Sessions:
                 allowed=f"{self._limit}",
             )
         session = Session(
-            secrets.token_hex(16), pid, asyncio.get_running_loop().create_future(), hang_up, tell
+            secrets.token_hex(16), pid, asyncio.get_running_loop().create_future(), hang_up, tell, caller
         )
         self._open[session.id] = session
         self.opened_total += 1
@@ -115,9 +119,10 @@ class Sessions:
             session.ended.set_result(None)
             self._on_end(session)
 
-    def get(self, number: str) -> Session:
+    def get(self, number: str, caller: Caller = LOCAL) -> Session:
+        """UnknownSession also where it was opened by who may use other tenants' namespaces than `caller`."""
         session = self._open.get(number)
-        if session is None:
+        if session is None or session.caller.tenants != caller.tenants:
             raise UnknownSession(
                 "no such open session; connect to the session socket, or make a Session call, for a new one",
                 field="kvstore-session",
@@ -125,6 +130,10 @@ class Sessions:
                 allowed="the number in the hello of an open session",
             )
         return session
+
+    def find(self, number: str) -> Session | None:
+        """The open session of that number, whoever asks."""
+        return self._open.get(number)
 
     def close_all(self) -> None:
         """The service is going: hang up on everyone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc.aio
 
 from kvstore.errors import InvalidArgument, KvstoreError, Unavailable, UnknownSession
+from kvstore.service.callers import current_caller
 from kvstore.service.engine import Engine
 from kvstore.service.session import PROTOCOL
 from kvstore.service.status import Context
@@ -24,7 +25,7 @@ class SessionCalls:
         engine = self._engine
         engine.check_open()
         sessions = engine.sessions
-        session = sessions.begin(0, lambda: sessions.end(session))
+        session = sessions.begin(0, lambda: sessions.end(session), caller=current_caller())
         hello = pb.SessionHello(protocol=PROTOCOL, session=session.id, boot=sessions.boot.hex())
         try:
             await until_end(context.write(hello), session=session, seconds=HELLO_SECONDS, late=_late)

@@ -10,7 +10,7 @@ from kvstore.service.logs import CURRENT_CALL, LoggedCall
 
 KEPT = 8
 WINDOW_SECONDS = 300.0
-LONG_BY_NATURE = frozenset({"Session", "Verify", "Drain"})
+LONG_BY_NATURE = frozenset({"EraseTenant", "Session", "Verify", "Drain"})
 """They last as long as their caller wants."""
 
 Handler = Callable[[Any, Any], Awaitable[Any]]

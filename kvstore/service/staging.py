@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from kvstore.errors import LimitExceeded
 from kvstore.service.shares import NOBODY, Shares
 
@@ -36,6 +39,15 @@ class Staging:
             )
         self.held_bytes += length
         self._shares.take(session, length)
+
+    @contextmanager
+    def holding(self, length: int, session: str = NOBODY) -> Iterator[None]:
+        """So many bytes are held inside. Raises as `take`."""
+        self.take(length, session)
+        try:
+            yield
+        finally:
+            self.give_back(length, session)
 
     def is_crowded(self, session: str = NOBODY) -> bool:
         """Whether more than half of what the session may hold, or of all, is held."""

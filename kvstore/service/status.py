@@ -7,6 +7,7 @@ import functools
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -33,6 +34,7 @@ CODES: dict[str, grpc.StatusCode] = {
     "UNKNOWN_TICKET": _Code.NOT_FOUND,
     "UNKNOWN_SESSION": _Code.FAILED_PRECONDITION,
     "UNAUTHENTICATED": _Code.UNAUTHENTICATED,
+    "FORBIDDEN": _Code.PERMISSION_DENIED,
     "GEOMETRY_MISMATCH": _Code.FAILED_PRECONDITION,
     "PARENT_MISSING": _Code.FAILED_PRECONDITION,
     "DAMAGED_BYTES": _Code.DATA_LOSS,
@@ -64,9 +66,18 @@ R = TypeVar("R")
 A = TypeVar("A")
 
 
+_REFUSAL: ContextVar[str] = ContextVar("kvstore_refusal", default="")
+
+
 async def refuse(context: Context, error: KvstoreError) -> NoReturn:
     """End the call with the error's status."""
+    _REFUSAL.set(error.code)
     await context.abort(CODES[error.code], str(error)[:MAX_MESSAGE_CHARS], ((ERROR_METADATA, error.code),))
+
+
+def refusal_of_call() -> str:
+    """The name of the error with which this task's call was refused."""
+    return _REFUSAL.get() or KvstoreError.code
 
 
 async def _abort_unexpected(context: Context, method: str) -> NoReturn:

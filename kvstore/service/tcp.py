@@ -3,23 +3,35 @@ safe and nobody said that it may be unsafe."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvstore.config import ServiceConfig
 from kvstore.errors import ConfigError
-from kvstore.service.certificates import Pair, read_pair
+from kvstore.service.callers import Access, Caller
+from kvstore.service.certificates import Pair, read_client_ca, read_pair
 from kvstore.service.metrics import split_address
+from kvstore.service.tenants import NO_TENANTS_FILE, TenantsFile, read_tenants
 from kvstore.service.tokens import Tokens, read_tokens
 
 
 @dataclass(frozen=True, slots=True)
+class Trust:
+    """What the files say that may change while the service runs. `pair` None: in plaintext. `client_ca`: PEM of the issuers of
+    clients' certificates, None: clients have none."""
+
+    pair: Pair | None = None
+    client_ca: bytes | None = None
+    access: Access = field(default_factory=Access)
+    tenants: TenantsFile = NO_TENANTS_FILE
+
+
+@dataclass(frozen=True, slots=True)
 class TcpEnd:
-    """`pair` None: in plaintext. `tokens` None: for everybody."""
+    """Where to listen. `trust` is what the files said at the start."""
 
     host: str
     port: int
-    pair: Pair | None
-    tokens: Tokens | None
+    trust: Trust
 
     def address(self, port: int | None = None) -> str:
         """HOST:PORT as gRPC takes it, with brackets around an IPv6 host."""
@@ -27,10 +39,76 @@ class TcpEnd:
         return f"{host}:{self.port if port is None else port}"
 
     @property
+    def is_safe(self) -> bool:
+        return self.trust.pair is not None and not self.trust.access.is_open
+
+    @property
     def about(self) -> str:
-        encrypted = "TLS" if self.pair else "PLAINTEXT"
-        allowed = f"tokens: {len(self.tokens)}" if self.tokens else "NO TOKEN"
-        return f"{encrypted}, {allowed}"
+        access = self.trust.access
+        encrypted = "TLS" if self.trust.pair else "PLAINTEXT"
+        parts = [encrypted]
+        if access.has_certificates:
+            parts.append("client certificates")
+        if access.tokens:
+            parts.append(f"tokens: {len(access.tokens)}")
+        if access.is_open:
+            parts.append("NO TOKEN")
+        if access.admin is not None:
+            parts.append("administration")
+        return ", ".join(parts)
+
+
+def read_trust(config: ServiceConfig) -> Trust:
+    """All files as they are now. ConfigError for what cannot be read, is wrong, or does not go together."""
+    tenants = read_tenants(config.tenants) if config.tenants else NO_TENANTS_FILE
+    if not config.listen:
+        return Trust(tenants=tenants)
+    return Trust(
+        read_pair(config.tls_cert, config.tls_key) if config.tls_cert else None,
+        read_client_ca(config.tls_client_ca) if config.tls_client_ca else None,
+        _access(config, tenants),
+        tenants,
+    )
+
+
+def files_of(config: ServiceConfig) -> list[str]:
+    """Those that `read_trust` reads."""
+    tcp = (config.tls_cert, config.tls_key, config.tls_client_ca, config.token_file, config.admin_token_file)
+    return [file for file in (config.tenants, *(tcp if config.listen else ())) if file]
+
+
+def _access(config: ServiceConfig, tenants: TenantsFile) -> Access:
+    common = read_tokens(config.token_file) if config.token_file else []
+    admin = read_tokens(config.admin_token_file, field="admin_token_file") if config.admin_token_file else []
+    for name, tokens in (("token_file", common), ("tenants", tenants.tokens)):
+        if not set(admin).isdisjoint(tokens):
+            raise ConfigError(
+                f"a token for administration is one of {name}, too",
+                field="admin_token_file",
+                value=config.admin_token_file,
+                allowed="tokens that are good for nothing else",
+            )
+    if not set(common).isdisjoint(tenants.tokens):
+        raise ConfigError(
+            "a tenant's token is one of token_file, which is good for all tenants",
+            field="tenants",
+            value=config.tenants,
+            allowed="tokens that are not in the token file",
+        )
+    callers = [Caller(f"token {number}") for number, _ in enumerate(common, 1)]
+    for of in tenants.tokens.values():
+        callers.append(Caller(f"token of {', '.join(sorted(of))}", of))
+    named = {name: Caller(f"certificate {name}", of) for name, of in tenants.certificates.items()}
+    return Access(
+        Tokens([*common, *tenants.tokens]),
+        callers,
+        # Where a tenants' file says for whom certificates are good, those that it does not name are good for nobody.
+        named if config.tenants else None,
+        has_certificates=bool(config.tls_client_ca),
+        needs_token=bool(config.token_file) or not config.tls_client_ca,
+        is_open=config.unsafe_no_token,
+        admin=Tokens(admin) if admin else None,
+    )
 
 
 def tcp_end(config: ServiceConfig) -> TcpEnd | None:
@@ -40,21 +118,25 @@ def tcp_end(config: ServiceConfig) -> TcpEnd | None:
         return None
     host, port = split_address(config.listen, field="listen")
     _check_encryption(config)
-    _check_tokens(config)
-    return TcpEnd(
-        host,
-        port,
-        read_pair(config.tls_cert, config.tls_key) if config.tls_cert else None,
-        read_tokens(config.token_file) if config.token_file else None,
-    )
+    trust = read_trust(config)
+    _check_tokens(config, trust)
+    return TcpEnd(host, port, trust)
 
 
 def _refuse_leftovers(config: ServiceConfig) -> None:
-    for field in ("tls_cert", "tls_key", "token_file", "unsafe_plaintext_tcp", "unsafe_no_token"):
-        if value := getattr(config, field):
+    for name in (
+        "tls_cert",
+        "tls_key",
+        "tls_client_ca",
+        "token_file",
+        "admin_token_file",
+        "unsafe_plaintext_tcp",
+        "unsafe_no_token",
+    ):
+        if value := getattr(config, name):
             raise ConfigError(
                 "an option for TCP, and nothing listens there",
-                field=field,
+                field=name,
                 value=value,
                 allowed="with --listen",
             )
@@ -73,6 +155,13 @@ def _check_encryption(config: ServiceConfig) -> None:
             value="yes",
             allowed="without --tls-cert and --tls-key",
         )
+    if config.tls_client_ca and not config.tls_cert:
+        raise ConfigError(
+            "clients show certificates with TLS only",
+            field="tls_client_ca",
+            value=config.tls_client_ca,
+            allowed="with --tls-cert and --tls-key",
+        )
     if not config.tls_cert and not config.unsafe_plaintext_tcp:
         raise ConfigError(
             "TCP without TLS: prompts and tokens could be read on the way",
@@ -82,18 +171,19 @@ def _check_encryption(config: ServiceConfig) -> None:
         )
 
 
-def _check_tokens(config: ServiceConfig) -> None:
-    if config.token_file and config.unsafe_no_token:
+def _check_tokens(config: ServiceConfig, trust: Trust) -> None:
+    asked = bool(trust.access.tokens) or trust.access.has_certificates
+    if (asked or trust.access.admin is not None) and config.unsafe_no_token:
         raise ConfigError(
             "tokens, and no need of them",
             field="unsafe_no_token",
             value="yes",
-            allowed="without --token-file",
+            allowed="without --token-file, --tls-client-ca, --admin-token-file, and tokens in --tenants",
         )
-    if not config.token_file and not config.unsafe_no_token:
+    if not asked and not config.unsafe_no_token:
         raise ConfigError(
             "TCP without a token: whoever reaches the port could read and write",
             field="listen",
             value=config.listen,
-            allowed="with --token-file, or with --unsafe-no-token where nobody else is on the network",
+            allowed="with --token-file, or --tls-client-ca, or tokens in --tenants, or with --unsafe-no-token where nobody else is on the network",
         )

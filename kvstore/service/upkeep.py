@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from kvstore.service.engine import Engine
+from kvstore.service.tenant_limits import keep_quotas
 from kvstore.store.base import Place
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Upkeep:
         await engine.expire()
         while engine.expire_blocks(limit=EXPIRED_BLOCKS_AT_ONCE):
             await asyncio.sleep(0)  # the calls that wait have their turn
+        await keep_quotas(engine)
         if engine.writer.room.waiting:
             await engine.writer.alone(engine.writer.room.survey)
         # A segment may have been made ready, or sealed, after the last append. Not in the writer's thread: a device that

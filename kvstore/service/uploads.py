@@ -12,6 +12,7 @@ from kvstore.profile.base import Profile
 from kvstore.profile.layout import slice_ends
 from kvstore.service.frames import Incoming
 from kvstore.service.staging import Staging
+from kvstore.service.tenancy import Tenancy
 from kvstore.store.base import Place, Record, RecordKind
 from kvstore.store.buffers import SlotPool
 from kvstore.store.format import LARGE_PAYLOAD_BYTES
@@ -29,6 +30,7 @@ class Upload:
     profile: Profile
     granted: dict[int, Granted]
     deadline: float
+    tenant: str = ""
     arrived: dict[int, Incoming] = field(default_factory=dict)
     staged_bytes: int = 0
     closed: bool = False
@@ -87,8 +89,9 @@ class Upload:
 class Uploads:
     """All uploads, by reservation. Their memory is staging's, and goes back whichever way they end."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: Staging, tenants: Tenancy) -> None:
         self._staging = staging
+        self._tenants = tenants
         self._slots = SlotPool(staging.limit_bytes)
         self._open: dict[int, Upload] = {}
 
@@ -104,9 +107,11 @@ class Uploads:
         profile: Profile,
         granted: Sequence[Granted],
         deadline: float,
+        tenant: str = "",
     ) -> None:
+        named = {each.index: each for each in granted}
         self._open[reservation_id] = Upload(
-            reservation_id, session, namespace, profile, {each.index: each for each in granted}, deadline
+            reservation_id, session, namespace, profile, named, deadline, tenant
         )
 
     def get(self, reservation_id: int, session: str) -> Upload:
@@ -140,7 +145,7 @@ class Uploads:
                 allowed=f"{granted.item.length}",
             )
         self._check_unwritten(upload, index)
-        self._staging.take(length, upload.session)
+        self._take(upload, length)
         # Large records are put together as they will lie on the disk; what the pool keeps has memory of its own.
         item = granted.item
         is_for_slot = item.to_ssd and not item.to_pool and length >= LARGE_PAYLOAD_BYTES
@@ -148,7 +153,7 @@ class Uploads:
             slot = self._slots.take(length) if is_for_slot else None
             return Incoming(f"item {index}", length, checks, slot)
         except BaseException:
-            self._staging.give_back(length, upload.session)
+            self.drop(upload, length)
             raise
 
     def finish(self, upload: Upload, arrived: Mapping[int, Incoming]) -> None:
@@ -166,6 +171,7 @@ class Uploads:
         """Bytes of a Write call that failed. Not before nobody writes to them any more, though the upload may have ended long
         ago."""
         self._staging.give_back(length, upload.session)
+        self._tenants.give_back(upload.tenant, length)
 
     def close(self, upload: Upload) -> None:
         """Take nothing more in: it is being committed."""
@@ -197,11 +203,19 @@ class Uploads:
                 while upload.arrived:
                     self._let_go(upload)
 
+    def _take(self, upload: Upload, length: int) -> None:
+        self._tenants.take(upload.tenant, length)
+        try:
+            self._staging.take(length, upload.session)
+        except BaseException:
+            self._tenants.give_back(upload.tenant, length)
+            raise
+
     def _let_go(self, upload: Upload) -> None:
         """Of one item."""
         _, incoming = upload.arrived.popitem()
         upload.staged_bytes -= incoming.length
-        self._staging.give_back(incoming.length, upload.session)
+        self.drop(upload, incoming.length)
         if incoming.slot is not None:
             self._slots.give_back(incoming.slot)
 

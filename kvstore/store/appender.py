@@ -126,7 +126,7 @@ class Appender:
             return
         try:
             unused.close()
-            retire_file(self._store, unused.segment, kept=len(self._disk.spares))
+            name = retire_file(self._store, unused.segment, kept=len(self._disk.spares))
             self._store.device.sync_names()
         except (DeviceError, NoSpace):
             # The next start finds a segment without records, and removes it.
@@ -134,6 +134,17 @@ class Appender:
             return
         with self._table.lock:
             del self._table.segments[unused.segment.segment_id]
+            if name is not None:
+                self._disk.spares[name] = self._disk.segment_bytes
+
+    def finish_blank(self) -> None:
+        """As `finish`, and what an earlier life of the open segment's file left behind its records is overwritten. Raises
+        DeviceError or NoSpace."""
+        if self._open is not None:
+            written = self._open.blank_tail()
+            self._table.count("overwritten_bytes", written)
+            self._table.count("written_bytes", written)
+        self.finish()
 
     def _seal(self, target: OpenSegment) -> None:
         try:

@@ -6,7 +6,7 @@ from an executor's threads: one thread at a time appends, cleans and reclaims; a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -228,6 +228,27 @@ class RecordLog(Protocol):
         place; a record found damaged or discarded on the way maps to nothing. Raises NoSpace when the copy does not fit,
         and InvalidArgument for a segment that is not sealed or is gone."""
 
+    @property
+    def erasing(self) -> bytes:
+        """What `begin_erasing` was told and `end_erasing` has not ended, before the last start too; empty for nothing."""
+
+    def begin_erasing(self, note: bytes) -> None:
+        """Durably remember `note`, and from now on overwrite each file that is given up before it is let go or used again. What
+        earlier lives left in spare files and behind the last record is overwritten on return. Raises DeviceError, NoSpace."""
+
+    def cover(self, namespaces: Collection[NamespaceDigest]) -> None:
+        """What BLOCKs, STATEs and ROWS of these were written until now is to be erased; a CLEAR has covered them."""
+
+    def to_erase(self) -> list[int]:
+        """The segments whose files may hold any of that still: to be cleaned. Empty: nothing is left."""
+
+    def blank_gap(self, segment_id: int) -> bool:
+        """Overwrite what an earlier life left in a sealed segment's file. False where it cannot be told from what is needed: then the
+        segment is to be cleaned. Raises DeviceError, NoSpace."""
+
+    def end_erasing(self) -> None:
+        """All of it is done."""
+
     def segment_ids(self) -> list[int]:
         """The segments in which something lives, oldest first."""
 
@@ -248,8 +269,8 @@ class RecordLog(Protocol):
     def counters(self) -> Mapping[str, int]:
         """Monotonic counts by name: appended_records, appended_bytes, syncs, read_records, read_again_records,
         damaged_records, quarantined_records, missing_segments (when it was opened), device_errors, reclaimed_segments,
-        recycled_segments, cleaned_bytes, written_bytes (all that went to the device: headers, padding, footers, copies and
-        the catalogue), catalog_errors."""
+        recycled_segments, cleaned_bytes, written_bytes (all that went to the device: headers, padding, footers, copies, zeros
+        and the catalogue), catalog_errors, overwritten_bytes (with zeros, while something was erased)."""
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the law of `Space` holds and agrees with the file system within 1 %."""

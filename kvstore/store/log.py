@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 
 from kvstore.errors import DeviceError, InvalidArgument, KvstoreError, NoSpace
@@ -21,6 +21,7 @@ from kvstore.store.catalog import (
     segment_row,
 )
 from kvstore.store.cleaning import Cleaner, uses_rows
+from kvstore.store.erasing import Eraser
 from kvstore.store.incoming import pending_description, pending_policy, pending_records
 from kvstore.store.records import NOWHERE, Records
 from kvstore.store.segment import CACHED_KINDS, COVERED_KINDS, Segment, State
@@ -51,6 +52,7 @@ class SegmentLog:
         self._cleaner = Cleaner(store, self._appender)
         self._ballast = Ballast(store, size_bytes=ballast_bytes_for(store.disk.budget_bytes))
         store.make_way = self._ballast.release
+        self._eraser = Eraser(store)
         self._turn = threading.Lock()
         self._closed = False
 
@@ -231,6 +233,42 @@ class SegmentLog:
                 rows.update(uses_rows(self._store, segment_id))
             if rows:
                 self._store.write_rows(rows)
+
+    @property
+    def erasing(self) -> bytes:
+        return self._eraser.note
+
+    def begin_erasing(self, note: bytes) -> None:
+        with self._turn:
+            self._refuse_closed()
+            self._eraser.begin(note)
+            self._appender.finish_blank()
+            self._reclaim()
+            self._eraser.blank_spares()
+
+    def cover(self, namespaces: Collection[NamespaceDigest]) -> None:
+        with self._turn:
+            self._eraser.cover(dict.fromkeys(namespaces, self._store.next_sequence))
+
+    def to_erase(self) -> list[int]:
+        with self._turn:
+            self._refuse_closed()
+            if any(segment.state is State.OPEN for segment in self._eraser.holders()):
+                self._appender.finish_blank()
+            self._appender.settle()
+            # A removal that fails is tried again the next time.
+            with suppress(DeviceError, NoSpace):
+                self._reclaim()
+            return [segment.segment_id for segment in self._eraser.holders()]
+
+    def blank_gap(self, segment_id: int) -> bool:
+        with self._turn:
+            self._refuse_closed()
+            return self._eraser.blank_gap(segment_id)
+
+    def end_erasing(self) -> None:
+        with self._turn:
+            self._eraser.end()
 
     def space(self) -> Space:
         with self._table.lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.clock import Clock
@@ -68,6 +68,7 @@ class MemoryDisk:
     """What outlives a log: the part of a directory."""
 
     def __init__(self) -> None:
+        self.erasing = b""
         self.segments: dict[int, _Segment] = {}
         self.policies: dict[NamespaceDigest, str] = {}
         self.begun = False
@@ -289,6 +290,33 @@ class MemoryLog:
                 kept = self._disk.at(place)
                 if kept is not None:
                     kept.last_use = max(kept.last_use, when)
+
+    @property
+    def erasing(self) -> bytes:
+        return self._disk.erasing
+
+    def begin_erasing(self, note: bytes) -> None:
+        with self._lock:
+            self._refuse_closed()
+            self._disk.erasing = note
+
+    def cover(self, namespaces: Collection[NamespaceDigest]) -> None:
+        """Memory that is given up is nobody's: what a clear has covered is dead, and dead bytes are let go at once."""
+        with self._lock:
+            for segment in self._disk.segments.values():
+                for kept in segment.kept.values():
+                    if kept.cleared and kept.record.namespace in namespaces:
+                        kept.payload = bytes(len(kept.payload))
+
+    def to_erase(self) -> list[int]:
+        return []
+
+    def blank_gap(self, segment_id: int) -> bool:
+        return True
+
+    def end_erasing(self) -> None:
+        with self._lock:
+            self._disk.erasing = b""
 
     def space(self) -> Space:
         with self._lock:

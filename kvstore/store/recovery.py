@@ -35,6 +35,7 @@ from kvstore.store.catalog import (
 )
 from kvstore.store.columns import FLAG_BOUNDED, FLAG_XXH3
 from kvstore.store.device import Device
+from kvstore.store.erasing import NOTE_NAME, blank_forgotten, read_note
 from kvstore.store.format import PAGE, POLICY_KIND, align, store_tag
 from kvstore.store.identity import IDENTITY_NAME, Randomness, create_identity, read_identity
 from kvstore.store.lanes import LANES, Lanes
@@ -85,7 +86,7 @@ def open_store(
         uuid = found_uuid if found_uuid is not None else create_identity(device, randomness)
         for name in device.names():
             if name.endswith(TEMPORARY_SUFFIX) and (
-                name == IDENTITY_NAME + TEMPORARY_SUFFIX
+                name in (IDENTITY_NAME + TEMPORARY_SUFFIX, NOTE_NAME + TEMPORARY_SUFFIX)
                 or segment_id_of(name.removesuffix(TEMPORARY_SUFFIX)) is not None
             ):
                 device.unlink(name)
@@ -104,6 +105,7 @@ def open_store(
             lanes,
             BufferPool(PIECE_BYTES, keep=LANES),
         )
+        store.erasing = read_note(device)
         recovery = _recover(store, progress, fresh=found_uuid is None)
         adopt_spares(store)
         return store, recovery
@@ -178,6 +180,7 @@ def _load_all(store: OpenedStore, rows: dict[bytes, bytes], progress: Progress) 
             continue
         store.next_sequence = max(store.next_sequence, segment.first_sequence)
         if segment.dead or segment.unused:
+            blank_forgotten(store, segment_name(segment_id))
             store.device.unlink(segment_name(segment_id))
             removed = True
             continue

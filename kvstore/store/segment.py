@@ -266,6 +266,10 @@ class Segment:
         self.reserved = 0
         self.allocated -= given_back
 
+    def records_end(self) -> int:
+        """Where the last record in the books ends."""
+        return self._offsets[-1] + self._lengths[-1] if self._offsets else SEGMENT_HEADER_BYTES
+
     def find(self, place: Place) -> int | None:
         """The number of the record at a place, if there is one."""
         index = bisect_left(self._offsets, place.offset)

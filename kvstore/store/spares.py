@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from kvstore.errors import DeviceError, NoSpace
 from kvstore.store.device import read_fully
+from kvstore.store.erasing import blank_forgotten, blank_given_up
 from kvstore.store.format import SEGMENT_HEADER_BYTES, begins_segment_of
 from kvstore.store.segment import Segment, is_spare_name, spare_name
 from kvstore.store.space import SPARES_MAX
@@ -26,6 +27,7 @@ def adopt_spares(store: OpenedStore) -> None:
         if size is None:
             store.disk.left_alone.add(name)
             continue
+        blank_forgotten(store, name)
         # One with holes, as a copied directory may have, would want room when it is written.
         is_whole = size == store.disk.segment_bytes and store.device.allocated(name) >= size
         if is_whole and len(store.disk.spares) < SPARES_MAX:
@@ -37,10 +39,12 @@ def adopt_spares(store: OpenedStore) -> None:
 
 
 def retire_file(store: OpenedStore, segment: Segment, *, kept: int) -> str | None:
-    """Let go of the file of a segment that has gone: for good, or under the name of a spare, which is returned. Only
+    """Let go of the file of a segment that has gone: for good, or under the name of a spare, which is returned, and
+    overwritten before that while something is erased. Only
     when the names are synced the caller may put it among the spares. `kept`: how many there are, or will be then. Raises
     DeviceError or NoSpace."""
     disk = store.disk
+    blank_given_up(store, segment.name)
     if is_spare_name(segment.name):
         # Renamed before, when the names could not be synced.
         return segment.name

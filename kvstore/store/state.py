@@ -48,6 +48,8 @@ class OpenedStore:
     """Sequence, text and, when it is in the log, place of each namespace's policy."""
     descriptions: dict[tuple[NamespaceDigest, BlockKey], Description] = field(default_factory=dict)
     """The newest NAMESPACE record of each namespace and key."""
+    erasing: bytes = b""
+    """What is being erased, as the caller calls it; while it is, files that are given up are overwritten first."""
     stale_rows: dict[bytes, bytes | None] = field(default_factory=dict)
     """Catalogue rows of segments that are gone, to be removed with the next write."""
     make_way: Callable[[], bool] = lambda: False

@@ -26,6 +26,7 @@ COUNTERS = (
     "recycled_segments",
     "cleaned_bytes",
     "catalog_errors",
+    "overwritten_bytes",
 )
 
 

@@ -11,6 +11,7 @@ from kvstore.errors import DeviceError, KvstoreError, NoSpace
 from kvstore.store.base import Slot
 from kvstore.store.buffers import BufferPool, aligned
 from kvstore.store.device import Device, DeviceFile, write_pages
+from kvstore.store.erasing import blank
 from kvstore.store.format import (
     PAGE,
     SEGMENT_HEADER_BYTES,
@@ -246,6 +247,10 @@ class OpenSegment:
             checks=item.checks,
             sums=item.sums or payload_sums(item.payload, item.slices),
         )
+
+    def blank_tail(self) -> int:
+        """Overwrite what is not written in this life of the file; the bytes. Raises DeviceError or NoSpace."""
+        return blank(self._file, align(self.end, PAGE), self.segment.allocated)
 
     def is_full(self) -> bool:
         """Whether so little is unused that it is not worth giving back: then the file keeps its size, and can be used

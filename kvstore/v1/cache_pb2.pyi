@@ -737,6 +737,56 @@ class Eviction(_message.Message):
     policies: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, policy: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ListTenantsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTenantsReply(_message.Message):
+    __slots__ = ("tenants",)
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
+    def __init__(self, tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ...) -> None: ...
+
+class Tenant(_message.Message):
+    __slots__ = ("tenant", "namespaces", "held_bytes", "promised_bytes", "quota", "in_flight_bytes", "in_flight", "erasing")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    ERASING_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    namespaces: int
+    held_bytes: int
+    promised_bytes: int
+    quota: int
+    in_flight_bytes: int
+    in_flight: int
+    erasing: bool
+    def __init__(self, tenant: _Optional[str] = ..., namespaces: _Optional[int] = ..., held_bytes: _Optional[int] = ..., promised_bytes: _Optional[int] = ..., quota: _Optional[int] = ..., in_flight_bytes: _Optional[int] = ..., in_flight: _Optional[int] = ..., erasing: bool = ...) -> None: ...
+
+class EraseTenantRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class EraseTenantReply(_message.Message):
+    __slots__ = ("blocks", "states", "files_left", "overwritten_bytes", "done")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    FILES_LEFT_FIELD_NUMBER: _ClassVar[int]
+    OVERWRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    states: int
+    files_left: int
+    overwritten_bytes: int
+    done: bool
+    def __init__(self, blocks: _Optional[int] = ..., states: _Optional[int] = ..., files_left: _Optional[int] = ..., overwritten_bytes: _Optional[int] = ..., done: bool = ...) -> None: ...
+
 class ListNamespacesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

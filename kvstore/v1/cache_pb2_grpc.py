@@ -909,6 +909,16 @@ class AdminStub(object):
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_cache__pb2.VerifyReply.FromString,
                 _registered_method=True)
+        self.ListTenants = channel.unary_unary(
+                '/kvstore.v1.Admin/ListTenants',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.ListTenantsRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.ListTenantsReply.FromString,
+                _registered_method=True)
+        self.EraseTenant = channel.unary_stream(
+                '/kvstore.v1.Admin/EraseTenant',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.EraseTenantRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.EraseTenantReply.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -979,6 +989,23 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTenants(self, request, context):
+        """The tenants that have a namespace: what each holds and may hold.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EraseTenant(self, request, context):
+        """Forget everything of one tenant, and overwrite where it lay on the disk: what others have in the same segments is copied forward,
+        and the files that held any of it are filled with zeros. A message when it is forgotten and about every half second, the
+        last one with `done`; the work goes on when nobody listens any more, and after a restart. One at a time: LIMIT_EXCEEDED for
+        another tenant meanwhile, while the same one joins. UNKNOWN_NAMESPACE where the tenant has no namespace.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1026,6 +1053,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.VerifyRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_cache__pb2.VerifyReply.SerializeToString,
+            ),
+            'ListTenants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenants,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.ListTenantsRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.ListTenantsReply.SerializeToString,
+            ),
+            'EraseTenant': grpc.unary_stream_rpc_method_handler(
+                    servicer.EraseTenant,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.EraseTenantRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.EraseTenantReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1271,6 +1308,60 @@ class Admin(object):
             '/kvstore.v1.Admin/Verify',
             kvstore_dot_v1_dot_cache__pb2.VerifyRequest.SerializeToString,
             kvstore_dot_v1_dot_cache__pb2.VerifyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/ListTenants',
+            kvstore_dot_v1_dot_cache__pb2.ListTenantsRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.ListTenantsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EraseTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvstore.v1.Admin/EraseTenant',
+            kvstore_dot_v1_dot_cache__pb2.EraseTenantRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.EraseTenantReply.FromString,
             options,
             channel_credentials,
             insecure,

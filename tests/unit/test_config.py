@@ -138,6 +138,9 @@ def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
         "tls_cert",
         "tls_key",
         "token_file",
+        "tls_client_ca",
+        "tenants",
+        "admin_token_file",
         "unsafe_plaintext_tcp",
         "unsafe_no_token",
     ]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.core import Core, ReserveOutcome
+from kvstore.core.steps import collected
 from kvstore.pool import StatePool
 from kvstore.store.base import Place
 from kvstore.types import ItemId, ItemKind, StateSource, Tier
@@ -29,6 +30,56 @@ def test_eviction_frees_about_what_is_asked_and_states_in_the_pool_do_not_count(
     assert rig.core.statistics().blocks == 5
     assert rig.pool.statistics().states == 5, "a state in the pool leaves with its block"
     rig.core.check_integrity()
+
+
+def of_tenant(rig: CoreRig, tenant: str, *, need: int) -> list[ItemId]:
+    gone, freed = collected(rig.core.eviction_of(tenant, need, now_wall=rig.clock.wall()))
+    assert freed == sum(each.place.length for each in gone)
+    rig.core.check_integrity()
+    return [each.item for each in gone]
+
+
+def test_a_tenants_eviction_takes_its_own_tails_by_age_from_all_its_namespaces(rig: CoreRig) -> None:
+    core = rig.core
+    first = core.open_namespace("a1", identity(tenant_salt="a"), "endpoints").digest
+    second = core.open_namespace("a2", identity(tenant_salt="a", adapter="x"), "endpoints").digest
+    rig.store(range(4 * B), ssd=[B])
+    old = rig.store(range(3 * B), namespace=first)
+    rig.clock.advance(10)
+    new = rig.store(range(3 * B), namespace=second)
+    assert core.tenant_bytes("a") == (6 * TINY.block_bytes, 0)
+    assert core.tenant_bytes("") == (4 * TINY.block_bytes + TINY.state_bytes, 0)
+    gone = of_tenant(rig, "a", need=4 * TINY.block_bytes)
+    assert [item.key for item in gone] == [old[2], old[1], old[0], new[2]]
+    assert core.tenant_bytes("a")[0] == 2 * TINY.block_bytes
+    assert core.statistics().blocks == 6
+    assert totals(rig)["quota_evicted_blocks"] == 4
+    assert of_tenant(rig, "nobody", need=1) == []
+
+
+def test_a_tenants_eviction_spares_what_is_leased_or_built_on_and_says_what_it_could_not_free(
+    rig: CoreRig,
+) -> None:
+    keys = rig.store(range(6 * B), ssd=[2 * B])
+    rig.lookup(keys[:3], 3 * B + 1)
+    more = rig.store(range(1000, 1000 + 2 * B))
+    rig.reserve(rig.block_items(rig.keys(range(1000, 1000 + 3 * B)))[2:])
+    held, promised = rig.core.tenant_bytes("")
+    assert promised == TINY.block_bytes
+    gone = of_tenant(rig, "", need=10**9)
+    assert {item.key for item in gone if item.kind is ItemKind.BLOCK} == set(keys[3:])
+    assert rig.core.tenant_bytes("")[0] == held - sum(
+        TINY.block_bytes if item.kind is ItemKind.BLOCK else TINY.state_bytes for item in gone
+    )
+    assert rig.core.statistics().blocks == 3 + len(more)
+
+
+def test_a_tenants_eviction_finds_what_may_go_behind_thousands_that_are_held(rig: CoreRig) -> None:
+    long = rig.store(range(2000 * B))
+    rig.lookup(long, 2000 * B + 1)
+    rig.clock.advance(10)
+    short = rig.store(range(10**6, 10**6 + 2 * B))
+    assert [item.key for item in of_tenant(rig, "", need=2 * TINY.block_bytes)] == [short[1], short[0]]
 
 
 def test_states_leave_before_blocks_when_asked_to_and_with_their_block_otherwise(rig: CoreRig) -> None:

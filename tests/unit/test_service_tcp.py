@@ -12,9 +12,10 @@ from cryptography.hazmat.primitives import serialization
 
 from kvstore.config import ServiceConfig, load_service_config
 from kvstore.errors import ConfigError
+from kvstore.service.callers import TOLD_EVERY_SECONDS, Access, CallerCheck
 from kvstore.service.certificates import read_pair
 from kvstore.service.tcp import tcp_end
-from kvstore.service.tokens import TOLD_EVERY_SECONDS, TokenCheck, Tokens, parse_tokens, read_tokens
+from kvstore.service.tokens import Tokens, parse_tokens, read_tokens
 from tests.support.remote import TOKENS, Secrets, make_secrets, write_private
 
 DAY = dt.timedelta(days=1)
@@ -215,7 +216,7 @@ def test_what_is_no_token_file_is_refused(tmp_path: Path) -> None:
 def test_refusals_are_told_at_a_bounded_rate(caplog: pytest.LogCaptureFixture) -> None:
     counts: Counter[str] = Counter()
     now = [100.0]
-    check = TokenCheck(Tokens(TOKENS), counts=counts, monotonic=lambda: now[0])
+    check = CallerCheck(Access, counts=counts, monotonic=lambda: now[0])
     for _ in range(1000):
         check._count("peer")
     assert (len(caplog.records), counts["unauthenticated_total"]) == (1, 1000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from kvstore.core import Granted, ReserveItem
@@ -10,6 +12,7 @@ from kvstore.errors import UnknownReservation
 from kvstore.profile.registry import get_profile
 from kvstore.service.frames import Incoming
 from kvstore.service.staging import Staging
+from kvstore.service.tenancy import Tenancy
 from kvstore.service.uploads import Upload, Uploads
 from kvstore.types import BlockKey, ItemKind, NamespaceDigest
 from kvstore_client.checks import make_checks
@@ -26,7 +29,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.staging = Staging(4 * SIZE)
-        self.uploads = Uploads(self.staging)
+        self.uploads = Uploads(self.staging, Tenancy(lambda: 0.0, Counter()))
         keys = [BlockKey(bytes([number]) * 32) for number in range(2)]
         items = [
             ReserveItem(key, ItemKind.BLOCK, NAMESPACE, TINY.block_tokens, SIZE, to_ssd=True) for key in keys

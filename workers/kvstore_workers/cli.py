@@ -44,6 +44,14 @@ def _add_worker(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
         metavar="FILE",
         help="PEM file of the certificates that the service's must come from (default: the system's)",
     )
+    for name, what in (("cert", "certificate, with its chain"), ("key", "certificate's key")):
+        parser.add_argument(
+            f"--cache-{name}",
+            type=_path,
+            default=None,
+            metavar="FILE",
+            help=f"PEM file of this worker's own {what}, for a service that asks for one",
+        )
     parser.add_argument(
         "--cache-insecure",
         action="store_true",
@@ -144,6 +152,8 @@ def _run_worker(args: argparse.Namespace) -> int:
             cache=args.cache or "",
             cache_token_file=args.cache_token_file,
             cache_ca=args.cache_ca,
+            cache_cert=args.cache_cert,
+            cache_key=args.cache_key,
             cache_insecure=args.cache_insecure,
             profile=args.profile,
             seed=args.seed,

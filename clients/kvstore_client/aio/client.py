@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,12 +32,14 @@ from kvstore_client.values import (
     Costs,
     Deadlines,
     DroppedStates,
+    Erased,
     Eviction,
     FetchedItem,
     FetchedSlice,
     MemoryBudgets,
     OpenedNamespace,
     ReserveItem,
+    Tenant,
 )
 
 
@@ -73,11 +76,13 @@ class AsyncCacheClient:
         token: str | Path | None = None,
         ca: str | Path | None = None,
         insecure: bool = False,
+        cert: str | Path | None = None,
+        key: str | Path | None = None,
         deadlines: Deadlines | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._link = AsyncLink(
-            parse_address(address, token=token, ca=ca, insecure=insecure),
+            parse_address(address, token=token, ca=ca, insecure=insecure, cert=cert, key=key),
             owner=check_owner(owner),
             deadlines=deadlines or Deadlines(),
             clock=clock or SystemClock(),
@@ -280,6 +285,19 @@ class AsyncCacheClient:
     async def set_eviction(self, policy: str = "") -> Eviction:
         """As CacheClient.set_eviction."""
         return await self._link.run(calls.set_eviction(self._link.deadlines, policy))
+
+    async def tenants(self) -> list[Tenant]:
+        """As CacheClient.tenants."""
+        return await self._link.run(calls.tenants(self._link.deadlines))
+
+    async def erase_tenant(self, tenant: str, *, timeout: float = 3600.0) -> AsyncIterator[Erased]:
+        """As CacheClient.erase_tenant."""
+        self._link.check_served("EraseTenant")
+        request = pb.EraseTenantRequest(tenant=tenant)
+        replies = self._link.stream(await self._link.connection(), "EraseTenant", request, timeout=timeout)
+        async with aclosing(replies):
+            async for reply in replies:
+                yield calls.erased(reply)
 
     async def namespaces(self) -> list[OpenedNamespace]:
         """As CacheClient.namespaces."""

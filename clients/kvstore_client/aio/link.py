@@ -181,7 +181,7 @@ class AsyncLink(LinkBase):
 
     async def run_held(self, call: Call[T]) -> tuple[AsyncConnection, T]:
         """As Link.run_held."""
-        self._check_served(call.name)
+        self.check_served(call.name)
         try:
             return await self._run_once(call)
         except UnknownSession:

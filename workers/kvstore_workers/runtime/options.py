@@ -29,6 +29,8 @@ class WorkerOptions:
     cache: str = ""
     cache_token_file: str | None = None
     cache_ca: str | None = None
+    cache_cert: str | None = None
+    cache_key: str | None = None
     cache_insecure: bool = False
     profile: str = "tiny"
     seed: int = 0
@@ -67,6 +69,8 @@ def cache_address(options: WorkerOptions) -> Address:
         token=Path(options.cache_token_file) if options.cache_token_file else None,
         ca=options.cache_ca,
         insecure=options.cache_insecure,
+        cert=options.cache_cert,
+        key=options.cache_key,
     )
 
 

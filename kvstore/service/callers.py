@@ -1,0 +1,201 @@
+"""Who makes a call, and whose namespaces it may name: from what came with it to a Caller, and the check before each call."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from kvstore.errors import Unauthenticated
+from kvstore.service.status import Context, refuse
+from kvstore.service.tokens import SCHEME, Tokens
+
+log = logging.getLogger(__name__)
+
+TOLD_EVERY_SECONDS = 10.0
+"""Refusals are logged no more often than this."""
+
+AUTHORIZATION = "authorization"
+
+OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check"})
+"""Asked by whoever watches over machines. Health's Watch would let a stranger keep calls open."""
+
+ADMIN_PREFIX = "/kvstore.v1.Admin/"
+SESSION_METHOD = "/kvstore.v1.Cache/Session"
+"""All that who administers needs beside that: a client begins with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """`name`: for the audit log, never a secret. `tenants`: whose namespaces it may name, None for everybody's. `is_admin`: it may
+    call Admin, and has no part in the cache."""
+
+    name: str
+    tenants: frozenset[str] | None = None
+    is_admin: bool = False
+
+    def may_use(self, tenant: str) -> bool:
+        return self.tenants is None or tenant in self.tenants
+
+
+LOCAL = Caller("local")
+"""Of the unix socket, which only this user can reach."""
+
+_CALLER: ContextVar[Caller] = ContextVar("kvstore_caller", default=LOCAL)
+
+
+def current_caller() -> Caller:
+    """Of the call that this task answers."""
+    return _CALLER.get()
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What lets callers in. `callers`: of `tokens`, each token's, in their order. `named`: callers by a name of their certificate;
+    None: each certificate that the connection was let in with is good for everybody's namespaces. `needs_token`: a certificate alone does
+    not let in. `is_open`: nothing is asked for. `admin`: tokens for Admin."""
+
+    tokens: Tokens = field(default_factory=lambda: Tokens(()))
+    callers: Sequence[Caller] = ()
+    named: Mapping[str, Caller] | None = None
+    has_certificates: bool = False
+    needs_token: bool = True
+    is_open: bool = False
+    admin: Tokens | None = None
+
+    def by_token(self, shown: Sequence[str | bytes]) -> Caller | None:
+        """None for anything but one token that is good."""
+        if len(shown) != 1:
+            return None
+        number = self.tokens.found(shown[0])
+        by_admin = None if self.admin is None else self.admin.found(shown[0])
+        if by_admin is not None:
+            return Caller(f"admin token {by_admin + 1}", frozenset(), is_admin=True)
+        return None if number is None else self.callers[number]
+
+    def by_certificate(self, names: Sequence[str]) -> Caller | None:
+        """None where it names nobody that may do anything."""
+        if self.named is None:
+            return Caller(f"certificate {names[0] if names else '(without a name)'}")
+        found = [self.named[name] for name in names if name in self.named]
+        return None if not found else _joined(found)
+
+
+def _joined(callers: Sequence[Caller]) -> Caller:
+    tenants: frozenset[str] = frozenset()
+    for each in callers:
+        if each.tenants is None:
+            return each
+        tenants |= each.tenants
+    return Caller(callers[0].name, tenants)
+
+
+def both(token: Caller | None, certificate: Caller | None) -> Caller | None:
+    """Whose namespaces both are good for; a token for Admin is not narrowed by a certificate."""
+    if token is None or certificate is None or token.is_admin:
+        return token or certificate
+    if token.tenants is None or certificate.tenants is None:
+        tenants = certificate.tenants if token.tenants is None else token.tenants
+    else:
+        tenants = token.tenants & certificate.tenants
+    return Caller(f"{token.name}, {certificate.name}", tenants)
+
+
+def names_of(context: Context) -> list[str]:
+    """The common name of the peer's certificate, and the names that it is for."""
+    shown = context.auth_context()
+    keys = ("x509_common_name", "x509_subject_alternative_name")
+    return [name.decode("utf-8", "replace") for key in keys for name in shown.get(key, ())]
+
+
+class CallerCheck(grpc.aio.ServerInterceptor):
+    """Refuses each call of nobody that is known, a wrong token before its handler and its request are looked at, and tells the
+    others' handlers who calls. Counts refusals as `unauthenticated_total`; `monotonic` tells the time for the log; `access` is
+    asked anew for each call."""
+
+    def __init__(
+        self, access: Callable[[], Access], *, counts: Counter[str], monotonic: Callable[[], float]
+    ) -> None:
+        self._access = access
+        self._counts = counts
+        self._monotonic = monotonic
+        self._untold = 0
+        self._told_at: float | None = None
+        # Takes no message before it answers, whatever kind of call it stands for.
+        self._refusing: Any = grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        details: Any = handler_call_details
+        access, method = self._access(), details.method
+        if access.is_open or method in OPEN_METHODS:
+            _CALLER.set(Caller("anybody"))
+            return await continuation(handler_call_details)
+        shown = [value for key, value in details.invocation_metadata or () if key == AUTHORIZATION]
+        token = access.by_token(shown)
+        if token is None and (shown or access.needs_token):
+            return self._refusing
+        if access.admin is None and method.startswith(ADMIN_PREFIX):
+            # Not served: the answer is gRPC's own.
+            return await continuation(handler_call_details)
+        if token is not None and not _may_call(token, method):
+            return self._refusing
+        if not access.has_certificates:
+            _CALLER.set(token or LOCAL)
+            return await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
+        return None if handler is None else self._with_certificate(handler, access, token, method)
+
+    def _with_certificate(self, handler: Any, access: Access, token: Caller | None, method: str) -> Any:
+        """The handler, once the connection's certificate has been looked at: only its call shows that."""
+        kind = next(
+            kind
+            for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+            if getattr(handler, kind) is not None
+        )
+        answer = getattr(handler, kind)
+
+        async def checked(request: Any, context: Context) -> Any:
+            certificate = access.by_certificate(names_of(context))
+            caller = both(token, certificate)
+            if certificate is None or caller is None or not _may_call(caller, method):
+                return await self._refuse(request, context)
+            _CALLER.set(caller)
+            return await answer(request, context)
+
+        return handler._replace(**{kind: checked})
+
+    async def _refuse(self, requests: Any, context: Context) -> None:
+        self._count(str(context.peer()))
+        await refuse(
+            context,
+            Unauthenticated(
+                "no token, or certificate, that this service knows came with the call",
+                field=AUTHORIZATION,
+                value="(not shown)",
+                allowed=f"one entry `{SCHEME}TOKEN` in the call's metadata, of a token that is good for this call",
+            ),
+        )
+
+    def _count(self, peer: str) -> None:
+        self._counts["unauthenticated_total"] += 1
+        self._untold += 1
+        now = self._monotonic()
+        if self._told_at is None or now >= self._told_at + TOLD_EVERY_SECONDS:
+            log.warning("refused %d calls without a good token, the last one from %s", self._untold, peer)
+            self._told_at, self._untold = now, 0
+
+
+def _may_call(caller: Caller, method: str) -> bool:
+    if caller.is_admin:
+        return method == SESSION_METHOD or method.startswith(ADMIN_PREFIX)
+    return not method.startswith(ADMIN_PREFIX)
