@@ -54,6 +54,17 @@ class Filling(NamedTuple):
     has_xxh3: NDArray[np.bool_]
 
 
+class Frozen(NamedTuple):
+    """Columns of an index as they were at one moment, by slot; `live` marks the slots in use."""
+
+    live: NDArray[np.bool_]
+    parent: NDArray[np.int32]
+    number: NDArray[np.int32]
+    space: NDArray[np.uint16]
+    flags: NDArray[np.uint8]
+    keys: list[bytes]
+
+
 class BlockIndex:
     """Blocks of all namespaces, and the tree that they form.
 
@@ -142,6 +153,18 @@ class BlockIndex:
     def slots(self) -> Iterator[int]:
         """All slots in use, ascending."""
         return (slot for slot, flags in enumerate(self.flags) if flags & LIVE)
+
+    def frozen(self) -> Frozen:
+        """All blocks at this moment; what happens later does not change it. Some milliseconds and 19 bytes for each of a million."""
+        flags = np.array(self.flags, np.uint8)
+        return Frozen(
+            (flags & np.uint8(LIVE)) != 0,
+            np.array(self.parent, np.int32),
+            np.array(self.number, np.int32),
+            np.array(self.space, np.uint16),
+            flags,
+            self._keys.copy(),
+        )
 
     def count(self, space: int) -> int:
         table = self._tables.get(space)

@@ -36,6 +36,7 @@ from kvstore.prefix.joined import JoinedKeys
 from kvstore.profile.base import Profile
 from kvstore.service.acceptance import Acceptance
 from kvstore.service.activity import Activity
+from kvstore.service.events import Publisher
 from kvstore.service.flights import Flights
 from kvstore.service.loopwatch import LoopWatch
 from kvstore.service.pins import Pins
@@ -110,6 +111,8 @@ class Engine:
         self.slow = SlowCalls(time.monotonic)
         self.plans: deque[tuple[float, RestorePlan]] = deque(maxlen=PLANS_KEPT)
         """The last plans that were given, each with its monotonic time."""
+        self.events: Publisher | None = None
+        """Where events are sent."""
         self.ready = False
         self.draining = False
 
