@@ -3,6 +3,7 @@ come."""
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kvstore.core.index import HAS_ROWS, HAS_STATE, NO_SLOT, ROWS_OVERLAP
+from kvstore.core.index import HAS_ROWS, HAS_STATE, LIVE, NO_SLOT, ROWS_OVERLAP, Frozen
 from kvstore.core.namespaces import NamespaceInfo
 from kvstore.core.steps import ITEMS_AT_ONCE, Steps
 from kvstore.core.windows import run_far_from_start
@@ -137,21 +138,12 @@ def all_held(live: Live) -> Steps[list[Change], None]:
         for info in infos.values()
         for key, position in live.pool.keys(info.digest)
     ]
-    slots = np.flatnonzero(frozen.live)
-    parents = frozen.parent[slots]
-    inner = parents != NO_SLOT
-    counts = np.bincount(parents[inner], minlength=len(frozen.parent))
-    # The only child of each block that has one; a chain goes on through such blocks.
-    only = np.full(len(frozen.parent), NO_SLOT, np.int32)
-    only[parents[inner]] = slots[inner]
-    only[counts != 1] = NO_SLOT
-    begins = slots[~inner | (counts[parents] != 1)]
-    # A chain's parent lies in a chain that begins nearer to the root.
-    begins = begins[np.argsort(frozen.number[begins], kind="stable")]
-    follows, keys, parent, space = only.tolist(), frozen.keys, frozen.parent, frozen.space
+    yield []
+    begins, follows = yield from _chains(frozen)
+    keys, parent, number, space = frozen.keys, frozen.parent, frozen.number, frozen.space
     part: list[Change] = []
-    for begin in begins.tolist():
-        info, slot = infos[int(space[begin])], begin
+    for begin in begins:
+        info, slot = infos[space[begin]], begin
         digest, size = info.digest, info.figures.block_tokens
         above = None if parent[begin] == NO_SLOT else BlockKey(keys[parent[begin]])
         while slot != NO_SLOT:
@@ -162,9 +154,9 @@ def all_held(live: Live) -> Steps[list[Change], None]:
                 yield part
                 part = []
     for flag, kind in ((HAS_STATE, ItemKind.STATE), (HAS_ROWS, ItemKind.ROWS)):
-        for slot in np.flatnonzero(frozen.flags & np.uint8(flag)).tolist():
-            info = infos[int(space[slot])]
-            position = (int(frozen.number[slot]) + 1) * info.figures.block_tokens
+        for slot in _slots_with(frozen.flags, flag):
+            info = infos[space[slot]]
+            position = (number[slot] + 1) * info.figures.block_tokens
             overlap = bool(frozen.flags[slot] & ROWS_OVERLAP)
             part.append(state_came(info, BlockKey(keys[slot]), kind, position, overlap=overlap))
             if len(part) >= ITEMS_AT_ONCE:
@@ -174,6 +166,30 @@ def all_held(live: Live) -> Steps[list[Change], None]:
         yield [*part, *pooled[first : first + ITEMS_AT_ONCE]]
         part = []
     yield part
+
+
+def _chains(frozen: Frozen) -> Steps[list[Change], tuple[array[int], array[int]]]:
+    """(Slots that chains begin with, those nearer to a root first; for each slot the next one of its chain, or NO_SLOT.) A chain goes on
+    through blocks with one child. That of its first block's parent begins nearer to the root."""
+    slots = np.frombuffer(_slots_with(frozen.flags, LIVE), np.int32)
+    parent = np.frombuffer(frozen.parent, np.int32)
+    above = parent[slots]
+    yield []
+    inner = above != NO_SLOT
+    counts = np.bincount(above[inner], minlength=len(parent))
+    yield []
+    only = np.full(len(parent), NO_SLOT, np.int32)
+    only[above[inner]] = slots[inner]
+    only[counts != 1] = NO_SLOT
+    yield []
+    begins = slots[~inner | (counts[above] != 1)]
+    order = np.argsort(np.frombuffer(frozen.number, np.int32)[begins], kind="stable")
+    return array("i", begins[order].tobytes()), array("i", only.tobytes())
+
+
+def _slots_with(flags: bytes, flag: int) -> array[int]:
+    marks = np.frombuffer(flags, np.uint8) & np.uint8(flag)
+    return array("i", np.flatnonzero(marks).astype(np.int32).tobytes())
 
 
 def block_events(changes: Sequence[Change]) -> list[BlockStored | BlockRemoved]:

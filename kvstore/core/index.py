@@ -55,13 +55,12 @@ class Filling(NamedTuple):
 
 
 class Frozen(NamedTuple):
-    """Columns of an index as they were at one moment, by slot; `live` marks the slots in use."""
+    """Columns of an index as they were at one moment, by slot."""
 
-    live: NDArray[np.bool_]
-    parent: NDArray[np.int32]
-    number: NDArray[np.int32]
-    space: NDArray[np.uint16]
-    flags: NDArray[np.uint8]
+    parent: array[int]
+    number: array[int]
+    space: array[int]
+    flags: bytes
     keys: list[bytes]
 
 
@@ -155,16 +154,8 @@ class BlockIndex:
         return (slot for slot, flags in enumerate(self.flags) if flags & LIVE)
 
     def frozen(self) -> Frozen:
-        """All blocks at this moment; what happens later does not change it. Some milliseconds and 19 bytes for each of a million."""
-        flags = np.array(self.flags, np.uint8)
-        return Frozen(
-            (flags & np.uint8(LIVE)) != 0,
-            np.array(self.parent, np.int32),
-            np.array(self.number, np.int32),
-            np.array(self.space, np.uint16),
-            flags,
-            self._keys.copy(),
-        )
+        """All blocks at this moment; what happens later does not change it. It takes 19 bytes a block."""
+        return Frozen(self.parent[:], self.number[:], self.space[:], bytes(self.flags), self._keys.copy())
 
     def count(self, space: int) -> int:
         table = self._tables.get(space)
