@@ -158,11 +158,37 @@ class ServiceConfig:
     admin_token_file: str = _option(
         "", parse_text, "file of tokens for administration over --listen; empty: none is served there"
     )
+    events: str = _option(
+        "",
+        parse_text,
+        "tcp://HOST:PORT or ipc:///PATH to tell routers from what is held (ZMQ PUB, KV events as vLLM's); empty: none",
+    )
+    events_replay: str = _option(
+        "", parse_text, "the same for readers that ask again for what they have missed; empty: none"
+    )
+    events_topic: str = _option(
+        "", parse_text, "topic of all events; empty: the namespace's digest in hexadecimal"
+    )
+    events_buffer: int = _option(
+        32 << 20,
+        parse_size,
+        "host memory for events since the last snapshot, which is kept beside them, about 45 bytes a block",
+        low=1 << 16,
+        high=MAX_BYTES,
+    )
+    events_blocks_only: bool = _option(
+        False, parse_flag, "tell of blocks only: for indexers that stumble over events of window states"
+    )
     unsafe_plaintext_tcp: bool = _option(
         False, parse_flag, "listen without TLS: whoever is on the way reads prompts and tokens"
     )
     unsafe_no_token: bool = _option(
         False, parse_flag, "listen without tokens: whoever reaches the port reads and writes"
+    )
+    unsafe_public_events: bool = _option(
+        False,
+        parse_flag,
+        "send events where other machines can read them: whoever reaches the port sees what is held",
     )
 
     @property

@@ -1,4 +1,5 @@
-"""Developer chores that are more than one line: `python ops/dev.py proto` makes the generated code again."""
+"""Developer chores that are more than one line: `python ops/dev.py proto` makes the generated code again, `golden` a directory of
+a new disk format for the tests."""
 
 from __future__ import annotations
 
@@ -70,7 +71,11 @@ def main(argv: list[str]) -> int:
         return subprocess.run(
             [sys.executable, ROOT / "ops" / "mutations.py", *argv[1:]], check=False
         ).returncode
-    print("usage: python ops/dev.py proto|proto-check|manifests|mutations", file=sys.stderr)
+    if argv == ["golden"]:
+        return subprocess.run(
+            [sys.executable, "-m", "tests.golden.directories"], cwd=ROOT, check=False
+        ).returncode
+    print("usage: python ops/dev.py proto|proto-check|manifests|mutations|golden", file=sys.stderr)
     return 2
 
 

@@ -23,6 +23,7 @@ _MODULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("kvstore.cli.chaos", ("chaos",), ("lmdb", "xxhash")),
     ("kvstore.cli.admin", ("stats", "clear", "drain", "memory", "policy", "tenants"), ()),
     ("kvstore.cli.top", ("top",), ()),
+    ("kvstore.cli.events", ("events",), ("zmq", "msgpack")),
     ("kvstore.cli.disk", ("verify", "rebuild-index"), ("lmdb", "numpy")),
 )
 
@@ -64,7 +65,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         importlib.import_module(module).register(subparsers)
     parser.epilog = EXIT_CODES
     if left_out:
-        parser.epilog += f" Not available in this environment: {'; '.join(left_out)}. Install kvstore[service] or kvstore[workers]."
+        parser.epilog += f" Not available in this environment: {'; '.join(left_out)}. Install kvstore[service], kvstore[events] or kvstore[workers]."
     return parser
 
 

@@ -27,6 +27,7 @@ from kvstore.core.base import (
     ReserveResult,
     Written,
 )
+from kvstore.core.changes import Journal
 from kvstore.core.leases import Lease
 from kvstore.core.live import Live
 from kvstore.core.longwork import LongWork
@@ -69,10 +70,12 @@ class Core(LongWork):
         states_share_bytes: int = UNBOUNDED_BYTES,
         on_lease_end: Callable[[int], None] = lambda lease_id: None,
         ranks: EvictionPolicy | None = None,
+        journal: Journal | None = None,
     ) -> None:
         """`states_share_bytes`: the disk's share for states; a policy that keeps more of one prompt of the longest length
         (`limits.prompt_tokens`) is refused. `on_lease_end` is told of each lease once, whichever way it ends, and must not
-        raise. `ranks`: what is evicted first, empty; None for least recently used."""
+        raise. `ranks`: what is evicted first, empty; None for least recently used. `journal` is told what comes and goes, but for what
+        `load` finds; the pool's states are told by the pool."""
         limits = limits or Limits()
         self._live = Live(
             pool=pool,
@@ -85,6 +88,7 @@ class Core(LongWork):
             share=StatesShare(states_share_bytes, limits.prompt_tokens),
             on_lease_end=on_lease_end,
             eviction=LruPolicy() if ranks is None else ranks,
+            journal=journal,
         )
 
     @property

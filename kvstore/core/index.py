@@ -54,6 +54,16 @@ class Filling(NamedTuple):
     has_xxh3: NDArray[np.bool_]
 
 
+class Frozen(NamedTuple):
+    """Columns of an index as they were at one moment, by slot."""
+
+    parent: array[int]
+    number: array[int]
+    space: array[int]
+    flags: bytes
+    keys: list[bytes]
+
+
 class BlockIndex:
     """Blocks of all namespaces, and the tree that they form.
 
@@ -142,6 +152,10 @@ class BlockIndex:
     def slots(self) -> Iterator[int]:
         """All slots in use, ascending."""
         return (slot for slot, flags in enumerate(self.flags) if flags & LIVE)
+
+    def frozen(self) -> Frozen:
+        """All blocks at this moment; what happens later does not change it. It takes 19 bytes a block."""
+        return Frozen(self.parent[:], self.number[:], self.space[:], bytes(self.flags), self._keys.copy())
 
     def count(self, space: int) -> int:
         table = self._tables.get(space)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvstore.core.accepted import is_accepted
 from kvstore.core.base import Gone, Limits
+from kvstore.core.changes import BlockCame, BlockWent, Journal, state_came, state_went
 from kvstore.core.holds import Holds
 from kvstore.core.index import (
     HAS_ROWS,
@@ -56,8 +57,10 @@ class Live:
         share: StatesShare,
         on_lease_end: Callable[[int], None],
         eviction: EvictionPolicy,
+        journal: Journal | None,
     ) -> None:
         self.pool = pool
+        self.journal = journal
         self.limits = limits
         self.retention_seconds = retention_seconds
         self.namespaces = NamespaceTable(default_policy=default_policy, most=limits.namespaces, share=share)
@@ -146,6 +149,9 @@ class Live:
         self.block_bytes += place.length
         self.bounded_blocks += lineage is Lineage.BOUNDED
         self._count(slot, ItemKind.BLOCK, place, 1)
+        if self.journal is not None:
+            above = None if parent == NO_SLOT else self.index.key(parent)
+            self.journal.note(BlockCame(info.digest, key, above, info.figures.block_tokens))
         self.reservations.block_inserted(info.digest, key, slot)
         return slot
 
@@ -208,6 +214,8 @@ class Live:
         self._count(slot, ItemKind.BLOCK, place, -1)
         self.bounded_blocks -= self.index.lineage(slot) is Lineage.BOUNDED
         self.index.remove(slot)
+        if self.journal is not None:
+            self.journal.note(BlockWent(info.digest, key))
         return left
 
     def touch(self, slot: int, now: float) -> None:
@@ -269,6 +277,10 @@ class Live:
         self.index.flags[slot] |= self._flags_of(slot, kind, entry.place.length)
         self.segments.add(entry.place.segment_id, handle)
         self._count(slot, kind, entry.place, 1)
+        if self.journal is not None:
+            overlap = bool(self.index.flags[slot] & ROWS_OVERLAP)
+            info, key = self.info(slot), self.index.key(slot)
+            self.journal.note(state_came(info, key, kind, self.position(slot), overlap=overlap))
 
     def settle_state(self, handle: int, place: Place) -> None:
         """As settle_block."""
@@ -289,6 +301,8 @@ class Live:
         self.index.flags[slot] &= ~(HAS_STATE if kind is ItemKind.STATE else HAS_ROWS | ROWS_OVERLAP)
         self.segments.remove(entry.place.segment_id)
         self._count(slot, kind, entry.place, -1)
+        if self.journal is not None:
+            self.journal.note(state_went(self.info(slot), self.index.key(slot), kind))
         return self.gone(slot, kind, entry.place)
 
     def touch_state(self, handle: int, now: float) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 
-from kvstore.core import accepting, ending, held, leaving, showing, writing
+from kvstore.core import accepting, changes, ending, held, leaving, showing, writing
 from kvstore.core.accepting import Settled
 from kvstore.core.base import (
     CommitReport,
@@ -19,6 +19,7 @@ from kvstore.core.base import (
     ReserveResult,
     Written,
 )
+from kvstore.core.changes import Change
 from kvstore.core.live import Live
 from kvstore.core.reservations import returned
 from kvstore.core.steps import Steps
@@ -32,6 +33,10 @@ class LongWork:
     """The part of Core that works in steps."""
 
     _live: Live
+
+    def all_held(self) -> Steps[list[Change], None]:
+        """All that is held when the first step begins, as if it had just come, parents before children; in steps."""
+        return changes.all_held(self._live)
 
     def finding(self, namespace: bytes, keys: JoinedKeys) -> Steps[None, array[int]]:
         """The first part of `lookup`, which takes long where the prompt is: which of its blocks are held. For `lookup`, at once:

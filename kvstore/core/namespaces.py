@@ -6,7 +6,14 @@ import json
 from collections.abc import Set
 from dataclasses import dataclass, replace
 
-from kvstore.errors import GeometryMismatch, InvalidArgument, LimitExceeded, ProfileError, UnknownNamespace
+from kvstore.errors import (
+    FormatTooNew,
+    GeometryMismatch,
+    InvalidArgument,
+    LimitExceeded,
+    ProfileError,
+    UnknownNamespace,
+)
 from kvstore.plan.figures import Figures, figures_of
 from kvstore.policy.window import WindowPolicy, check_share, share_tokens
 from kvstore.prefix.identity import TEXT_FIELDS, NamespaceIdentity
@@ -261,6 +268,13 @@ def parse_description(payload: bytes) -> tuple[NamespaceIdentity, str, str]:
     try:
         fields = json.loads(payload)
         version = fields.pop("version")
+        if isinstance(version, int) and version > DESCRIPTION_VERSION:
+            raise FormatTooNew(
+                "a namespace's description is newer than this program reads; start it with the release that wrote it, or a later one",
+                field="description_version",
+                value=version,
+                allowed=f"at most {DESCRIPTION_VERSION}",
+            )
         name, policy = fields.pop("name"), fields.pop("policy")
         profile = profile_of(fields.pop("profile"), fields.pop("geometry").encode())
         identity = NamespaceIdentity(profile, **fields)

@@ -14,7 +14,7 @@ from kvstore.core.index import NO_SLOT, Filling
 from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo, parse_description
 from kvstore.core.states import StateEntry, handle_of
-from kvstore.errors import KvstoreError
+from kvstore.errors import FormatTooNew, KvstoreError
 from kvstore.store.base import Found, Place, RecordKind
 from kvstore.store.records import Columns, Records
 from kvstore.types import ItemKind, NamespaceDigest
@@ -56,6 +56,9 @@ def _open(live: Live, found: Found, policies: Mapping[NamespaceDigest, str]) -> 
         if known is None:
             known = live.namespaces.open(name, identity, policy, is_found=True)
         return live.namespaces.set_policy(known.digest, policies.get(found.namespace, policy))
+    except FormatTooNew:
+        # What a later release has written is not to be given up as if it were damaged.
+        raise
     except KvstoreError:
         live.totals["unreadable_namespaces_total"] += 1
         return None

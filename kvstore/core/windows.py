@@ -15,7 +15,7 @@ def deepest_edge(profile: Profile, marks: bytes, *, longest_blocks: int, overlap
     if marks.find(1) < 0:
         return 0
     size = profile.block_tokens
-    run, behind = _shape(profile, overlap)
+    run, behind = run_far_from_start(profile, overlap)
     # Away from the prompt's start every edge needs a run of one length, which ends `behind` blocks before it.
     start = marks.rfind(b"\1" * run, 0, max(longest_blocks - behind, 0))
     if start >= 0:
@@ -28,7 +28,7 @@ def deepest_edge(profile: Profile, marks: bytes, *, longest_blocks: int, overlap
 
 
 @lru_cache(maxsize=256)
-def _shape(profile: Profile, overlap: bool) -> tuple[int, int]:
+def run_far_from_start(profile: Profile, overlap: bool) -> tuple[int, int]:
     """(Blocks that an edge far from the start needs the rows of, blocks between the last of them and the edge.)"""
     size = profile.block_tokens
     far = (profile.window_tokens + profile.overlap_tokens) // size + 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvstore.errors import InvalidArgument
@@ -69,7 +69,15 @@ class StatePool:
     expired. `now` is monotonic seconds, never decreasing. Not thread-safe: one owner.
     """
 
-    def __init__(self, budget_bytes: int, ttl_seconds: float) -> None:
+    def __init__(
+        self,
+        budget_bytes: int,
+        ttl_seconds: float,
+        *,
+        on_change: Callable[[NamespaceDigest, BlockKey, int, bool], None] | None = None,
+    ) -> None:
+        """`on_change` is told (namespace, key, position in tokens, whether it is held now) of each state that comes or goes; it must
+        not raise."""
         if budget_bytes < 0:
             raise InvalidArgument(
                 "a budget is a size", field="budget_bytes", value=budget_bytes, allowed=">= 0"
@@ -80,6 +88,7 @@ class StatePool:
             )
         self._budget = budget_bytes
         self._ttl = ttl_seconds
+        self._on_change = on_change
         self._spaces: dict[NamespaceDigest, dict[BlockKey, _Entry]] = {}
         # Unpinned states, oldest use first; every one is in exactly one of the two.
         self._passed: OrderedDict[StateId, _Entry] = OrderedDict()
@@ -118,6 +127,8 @@ class StatePool:
         self._spaces.setdefault(namespace, {})[key] = entry
         self._bytes += length
         self._stored += 1
+        if self._on_change is not None:
+            self._on_change(namespace, key, state.position, True)
         self._rank((namespace, key), entry)
         if after is not None and held is None:
             self._follow(namespace, after, now)
@@ -316,6 +327,8 @@ class StatePool:
         if entry.pins:
             self._pinned -= 1
             self._pinned_bytes -= entry.length
+        if self._on_change is not None:
+            self._on_change(namespace, key, entry.state.position, False)
 
 
 def _may_replace(entry: _Entry, lineage: Lineage) -> bool:

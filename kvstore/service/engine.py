@@ -37,6 +37,7 @@ from kvstore.prefix.joined import JoinedKeys
 from kvstore.profile.base import Profile
 from kvstore.service.acceptance import Acceptance
 from kvstore.service.activity import Activity
+from kvstore.service.events import Publisher
 from kvstore.service.flights import Flights
 from kvstore.service.loopwatch import LoopWatch
 from kvstore.service.pins import Pins
@@ -123,6 +124,8 @@ class Engine:
         """Certificates, tokens and tenants; set before anybody is let in."""
         self.audit: AuditLog | None = None
         """Of admin calls; set before anybody is let in."""
+        self.events: Publisher | None = None
+        """Where events are sent."""
         self.ready = False
         self.draining = False
 

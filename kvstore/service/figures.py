@@ -150,6 +150,8 @@ def figures(engine: Engine) -> dict[str, float]:
     if counters["appended_bytes"]:
         values["device_bytes_per_payload_byte"] = counters["written_bytes"] / counters["appended_bytes"]
     values.update(_wear(engine))
+    if engine.events is not None:
+        values.update(engine.events.figures())
     values["direct_io"] = not engine.log.buffered_because
     return {name: float(value) for name, value in values.items()}
 

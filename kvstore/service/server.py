@@ -18,6 +18,7 @@ from pathlib import Path
 from kvstore.clock import Clock, SystemClock
 from kvstore.config import ServiceConfig
 from kvstore.core import Core, Limits, LoadReport
+from kvstore.core.changes import Journal
 from kvstore.errors import PolicyTooLarge
 from kvstore.memory import BlockCache, why_not_mapped
 from kvstore.memory.cache import EXTENT_BYTES, EXTENTS_MIN, extent_bytes_for
@@ -29,6 +30,7 @@ from kvstore.service import audit
 from kvstore.service.audit import AuditLog
 from kvstore.service.engine import Engine
 from kvstore.service.erasing import Erasing
+from kvstore.service.events import Publisher, check_events
 from kvstore.service.figures import figures
 from kvstore.service.gate import ReadGate
 from kvstore.service.listening import Doors, Listeners
@@ -151,6 +153,7 @@ async def run_service(
     probes = split_address(config.health, field="health") if config.health else None
     spans = spans_to(config.otlp)
     began, tcp = begin(config)
+    check_events(config)
     segment_bytes = segment_bytes_for(config.disk, config.segment or None)
     has_signals = stop is None
     stop = _stop_event() if stop is None else stop
@@ -276,6 +279,11 @@ class _Service:
             ends.callback(engine.sessions.close_all)
             ends.callback(doors.close_to_sessions)
             await doors.open_to_sessions()
+            if engine.events is not None:
+                engine.events.open()
+                ends.callback(engine.events.close)
+                telling = asyncio.create_task(engine.events.run(), name="events")
+                ends.callback(telling.cancel)
             upkeep = Upkeep(engine)
             expiring = asyncio.create_task(upkeep.run(), name="upkeep")
             ends.callback(expiring.cancel)
@@ -300,6 +308,8 @@ class _Service:
             engine.sessions.close_calls()
             await doors.stop(LAST_CALLS_SECONDS)
             await upkeep.note_uses()
+            if engine.events is not None:
+                await engine.events.step()
             log.info("stopped with %d leases, reservations and takes still open", left)
         for path in (self._places.socket, self._places.session_socket):
             path.unlink(missing_ok=True)
@@ -314,8 +324,12 @@ class _Service:
         self._time.start_no_earlier(self._recovery.records.newest_use() - LAST_USE_STEP_SECONDS)
         memory = self._memory_to_map()
         pins = None if memory is None else Pins(memory)
+        journal = Journal() if config.events else None
         core = Core(
-            pool=StatePool(config.pool_bytes, config.pool_ttl),
+            pool=StatePool(
+                config.pool_bytes, config.pool_ttl, on_change=None if journal is None else journal.pooled
+            ),
+            journal=journal,
             retention_seconds=config.retention,
             lease_seconds=config.lease,
             longest_lease_seconds=max(3600.0, config.lease),
@@ -351,6 +365,8 @@ class _Service:
             threads=copier_threads,
             pins=pins,
         )
+        if journal is not None:
+            engine.events = Publisher(config, core=core, journal=journal, time=self._time)
         writer = Writer(
             self._store,
             engine,

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore.units import parse_size
 from kvstore.errors import ConfigError
 from kvstore.policy.limits import UNLIMITED, TenantLimits
 from kvstore.service.tokens import TOKEN_ALLOWED, is_token, read_secrets
+from kvstore.units import parse_size
 
 FILE_BYTES_MAX = 4 << 20
 TENANTS_MAX = 4096

@@ -28,7 +28,7 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.errors import DeviceError
+from kvstore.errors import DeviceError, FormatTooNew
 from kvstore.store.base import Place
 from kvstore.store.catalog_child import ReadRows, read_in_child
 from kvstore.store.columns import FLAG_BOUNDED, FLAG_XXH3
@@ -100,6 +100,23 @@ def key_of(letter: bytes, segment_id: int) -> bytes:
 
 def identity_row(uuid: bytes) -> bytes:
     return uuid + struct.pack("<I", CATALOG_VERSION)
+
+
+def refuse_newer(rows: Mapping[bytes, bytes], *, uuid: bytes, where: str) -> None:
+    """Raise FormatTooNew for this store's catalogue of a later version: to begin it again from the log would lose last uses, and
+    whatever that version keeps there besides."""
+    row = rows.get(IDENTITY_KEY, b"")
+    if len(row) < 20 or row[:16] != uuid:
+        return
+    (version,) = struct.unpack_from("<I", row, 16)
+    if version > CATALOG_VERSION:
+        raise FormatTooNew(
+            f"the store in {where} has a newer catalogue than this program reads; nothing was touched: start it with the release "
+            "that wrote it, or a later one",
+            field="catalog_version",
+            value=version,
+            allowed=f"at most {CATALOG_VERSION}",
+        )
 
 
 def segment_row(row: SegmentRow) -> bytes:

@@ -297,7 +297,8 @@ def decode_identity(data: bytes, *, directory: str) -> bytes:
         )
     if version > FORMAT_VERSION:
         raise FormatTooNew(
-            f"the store in {directory} has a newer disk format than this program reads",
+            f"the store in {directory} has a newer disk format than this program reads; nothing was touched: start it with the "
+            "release that wrote it, or a later one",
             field="format_version",
             value=version,
             allowed=f"at most {FORMAT_VERSION}",

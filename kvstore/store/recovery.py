@@ -30,6 +30,7 @@ from kvstore.store.catalog import (
     identity_row,
     key_of,
     policy_row,
+    refuse_newer,
     segment_row,
     uses_row,
 )
@@ -84,12 +85,6 @@ def open_store(
         # Once more under the lock: another process may have begun, or ended, in between.
         found_uuid = read_identity(device)
         uuid = found_uuid if found_uuid is not None else create_identity(device, randomness)
-        for name in device.names():
-            if name.endswith(TEMPORARY_SUFFIX) and (
-                name in (IDENTITY_NAME + TEMPORARY_SUFFIX, NOTE_NAME + TEMPORARY_SUFFIX)
-                or segment_id_of(name.removesuffix(TEMPORARY_SUFFIX)) is not None
-            ):
-                device.unlink(name)
         table = SegmentTable()
         files = OpenFiles(device)
         store = OpenedStore(
@@ -115,9 +110,21 @@ def open_store(
         raise
 
 
+def _remove_unfinished(device: Device) -> None:
+    for name in device.names():
+        if name.endswith(TEMPORARY_SUFFIX) and (
+            name in (IDENTITY_NAME + TEMPORARY_SUFFIX, NOTE_NAME + TEMPORARY_SUFFIX)
+            or segment_id_of(name.removesuffix(TEMPORARY_SUFFIX)) is not None
+        ):
+            device.unlink(name)
+
+
 def _recover(store: OpenedStore, progress: Progress, *, fresh: bool) -> Recovery:
     progress("catalogue", 0, 1)
     rows, intact = store.catalog.load()
+    # Before anything is changed.
+    refuse_newer(rows, uuid=store.uuid, where=store.device.where)
+    _remove_unfinished(store.device)
     progress("catalogue", 1, 1)
     is_ours = rows.get(IDENTITY_KEY) == identity_row(store.uuid)
     if intact and not fresh and not is_ours:

@@ -7,6 +7,7 @@ from itertools import count
 
 from kvstore.clock import ManualClock
 from kvstore.core import CommitReport, Core, Limits, LookupResult, ReserveItem, ReserveResult, Written
+from kvstore.core.changes import Journal
 from kvstore.plan import Costs
 from kvstore.pool import StatePool
 from kvstore.prefix import NamespaceIdentity, block_keys
@@ -39,10 +40,13 @@ class CoreRig:
         per_segment: int = 8,
         policy: str = "endpoints",
         limits: Limits | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.clock = ManualClock()
-        self.pool = StatePool(pool_states * TINY.state_bytes, 600.0)
-        self.core = Core(pool=self.pool, limits=limits)
+        self.pool = StatePool(
+            pool_states * TINY.state_bytes, 600.0, on_change=None if journal is None else journal.pooled
+        )
+        self.core = Core(pool=self.pool, limits=limits, journal=journal)
         self.main = self.core.open_namespace("main", identity(), policy).digest
         self.per_segment = per_segment
         self._places = count()

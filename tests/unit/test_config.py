@@ -141,8 +141,14 @@ def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
         "tls_client_ca",
         "tenants",
         "admin_token_file",
+        "events",
+        "events_replay",
+        "events_topic",
+        "events_buffer",
+        "events_blocks_only",
         "unsafe_plaintext_tcp",
         "unsafe_no_token",
+        "unsafe_public_events",
     ]
 
 
