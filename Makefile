@@ -6,6 +6,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTO_TOOLS := $(VENV)/proto-tools
 VLLM := 0.32.0
 JOBS ?= 2
+# Containers often set it. Tests start hundreds of interpreters, and each would compile all of the project anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-deploy test-engines test-traces manifests check lint types layers proto mutations chaos-tools bench bench-peers bench-engines clean
 

@@ -20,13 +20,12 @@ from kvstore.v1 import cache_pb2 as pb
 from kvstore_client import CacheClient
 from tests.conformance.test_client import free_port
 from tests.e2e.service_raw import Chain, Raw, error_of
-from tests.support import service as process
 from tests.support.calls import look
 from tests.support.chains import Chain as Blocks
 from tests.support.chains import identity_of
 from tests.support.polling import wait_for
 from tests.support.probe import LOADED, Probe
-from tests.support.service import SMALL, ServiceProcess, running_service, short_directory
+from tests.support.service import PROGRAM, SMALL, ServiceProcess, running_service, short_directory
 
 ANSWER_SECONDS_MAX = 0.1
 CONNECTIONS = 2000
@@ -36,7 +35,7 @@ def start(directory: Path, *, limit: str = "true", **options: object) -> subproc
     """A service that cannot start, and how it ended."""
     given = json.dumps({**SMALL, **options, "dir": str(directory)})
     return subprocess.run(
-        ["bash", "-c", f'{limit}; exec "$0" "$@"', sys.executable, "-c", process._PROGRAM, given],
+        ["bash", "-c", f'{limit}; exec "$0" "$@"', sys.executable, "-c", PROGRAM, given],
         capture_output=True,
         text=True,
         timeout=60,
@@ -67,11 +66,8 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("what", WITHOUT)
-def test_a_service_that_lacks_something_of_the_system_serves_without_it(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.support.service._PROGRAM", WITHOUT[what] + process._PROGRAM)
-    with running_service(sessions=20) as service:
+def test_a_service_that_lacks_something_of_the_system_serves_without_it(what: str) -> None:
+    with running_service(before=WITHOUT[what], sessions=20) as service:
         serves(service)
         if what in ("no memfd", "no seals"):
             assert service.log.count("nothing is kept in memory for clients to map") == 1
@@ -197,16 +193,13 @@ SAID = {
 
 @pytest.mark.parametrize("said", SAID)
 @pytest.mark.parametrize("where", ["kvstore.sock", "session.sock", "tcp"])
-def test_two_thousand_connections_at_once_delay_nobody(
-    where: str, said: str, many_files: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_thousand_connections_at_once_delay_nobody(where: str, said: str, many_files: None) -> None:
     # No more than what it asks for with so many sessions.
     few = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (1800, 1800))\n"
-    monkeypatch.setattr("tests.support.service._PROGRAM", few + process._PROGRAM)
     port = free_port()
     listen = {"listen": f"127.0.0.1:{port}", "unsafe_plaintext_tcp": True, "unsafe_no_token": True}
     with (
-        running_service(**listen, sessions=100) as service,
+        running_service(before=few, **listen, sessions=100) as service,
         Raw(service.directory) as raw,
         ExitStack() as stack,
     ):

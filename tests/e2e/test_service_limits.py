@@ -19,7 +19,7 @@ from kvstore.v1 import cache_pb2 as pb
 from tests.e2e.service_raw import Chain, Raw, error_of
 from tests.e2e.test_service_map import wait_for
 from tests.support.probe import Probe
-from tests.support.service import _PROGRAM, SMALL, running_service, short_directory
+from tests.support.service import PROGRAM, SMALL, running_service, short_directory
 
 
 def test_a_clear_of_many_blocks_holds_nobody_up_and_leaves_nothing() -> None:
@@ -219,7 +219,7 @@ def test_a_start_with_too_little_is_refused_at_once_by_name(
     with short_directory() as directory:
         given = json.dumps({**SMALL, **options, "dir": str(directory)})
         done = subprocess.run(
-            ["bash", "-c", f'{limit}; exec "$0" "$@"', sys.executable, "-c", _PROGRAM, given],
+            ["bash", "-c", f'{limit}; exec "$0" "$@"', sys.executable, "-c", PROGRAM, given],
             capture_output=True,
             text=True,
             timeout=60,

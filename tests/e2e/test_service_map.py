@@ -20,7 +20,6 @@ from kvstore.profile.registry import get_profile
 from kvstore.service.reader import MAPPED_BATCH_BYTES
 from kvstore.v1 import cache_pb2 as pb
 from tests.e2e.service_raw import Chain, Raw, error_of, payload_of
-from tests.support import service as process
 from tests.support.mapping import Mapped, extents_of, header_of
 from tests.support.polling import wait_for
 from tests.support.service import ServiceProcess, running_service
@@ -176,17 +175,14 @@ def test_refusals_of_map_are_those_of_fetch(service: ServiceProcess) -> None:
         assert not mapped.memory
 
 
-def test_a_service_without_such_memory_says_so_and_brings_the_same_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_service_without_such_memory_says_so_and_brings_the_same_bytes() -> None:
     without = """
 import os
 def refuse(*asked):
     raise OSError(38, "no such call")
 os.memfd_create = refuse
 """
-    monkeypatch.setattr("tests.support.service._PROGRAM", without + process._PROGRAM)
-    with running_service() as service, Raw(service.directory) as raw:
+    with running_service(before=without) as service, Raw(service.directory) as raw:
         chain = stored(raw, "n", 6)
         found = raw.lookup(chain)
         with pytest.raises(grpc.RpcError) as refused:
@@ -444,9 +440,7 @@ def test_what_a_tenants_session_was_given_stays_that_tenants_until_the_session_e
         assert raw.stats()["memory_allocated_bytes"] <= TINY_CACHE
 
 
-def test_what_a_session_cannot_be_given_comes_by_fetch_and_the_session_lives_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_session_cannot_be_given_comes_by_fetch_and_the_session_lives_on() -> None:
     crowded = """
 import errno, socket
 class Crowded(socket.socket):
@@ -458,8 +452,7 @@ class Crowded(socket.socket):
         return super().sendmsg(*said)
 socket.socket = Crowded
 """
-    monkeypatch.setattr("tests.support.service._PROGRAM", crowded + process._PROGRAM)
-    with running_service() as service, session(service) as (raw, mapped):
+    with running_service(before=crowded) as service, session(service) as (raw, mapped):
         chain = stored(raw, "n", 6)
         raw.store_items(chain.namespace, [chain.state(5, pool=True, ssd=False)])
         found = raw.lookup(chain)

@@ -378,7 +378,7 @@ def test_a_worker_s_threads_do_not_spin_unless_they_are_told_to(
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_WAIT_POLICY", given)
-    ended = run_command("worker", "decode", "--listen", "unix:w", "--checkpoint", str(tmp_path))
+    ended = run_command("worker", "decode", "--listen", "unix:w", "--checkpoint", str(tmp_path), fresh=True)
     assert f"OMP_WAIT_POLICY = '{policy}'" in ended.stderr
 
 

@@ -80,7 +80,7 @@ def service_on(hosts: Hosts, secrets: Secrets, port: int) -> Iterator[ServicePro
 
 def start_on(hosts: Hosts, service: ServiceProcess) -> None:
     with inside(hosts.service):
-        service.start(wait=False)
+        service.start(wait=False, fresh=True)
     service.wait_ready()
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.support.warm import WORKERS, Started, warm
 
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
@@ -25,8 +29,20 @@ sys.exit(args.run(args))
 """
 
 
-def run_command(*args: str, seconds: float = START_SECONDS) -> subprocess.CompletedProcess[str]:
-    """A command that ends by itself: its exit code and what it wrote."""
+def run_command(
+    *args: str, seconds: float = START_SECONDS, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """A command that ends by itself: its exit code and what it wrote. `fresh`: by an interpreter that has imported nothing."""
+    if not fresh:
+        with TemporaryDirectory(prefix="kv-") as folder:
+            output, errors = Path(folder) / "output", Path(folder) / "errors"
+            process = warm(WORKERS).start(_PROGRAM, args, output=output, errors=errors)
+            try:
+                status = process.wait(seconds)
+            finally:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+            return subprocess.CompletedProcess(args, status, output.read_text(), errors.read_text())
     return subprocess.run(
         [sys.executable, "-c", _PROGRAM, *args], capture_output=True, text=True, timeout=seconds, check=False
     )
@@ -39,7 +55,7 @@ class Peer:
         self.socket = socket
         self._args = args
         self._log = socket.with_suffix(".log")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Started | None = None
 
     @property
     def target(self) -> str:
@@ -52,19 +68,16 @@ class Peer:
     def start(self) -> Self:
         """Begin; `wait_ready` waits."""
         assert self._process is None, "it runs already"
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, *self._args, "--listen", self.target],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        self._process = warm(WORKERS).start(
+            _PROGRAM, [*self._args, "--listen", self.target], output=self._log
+        )
         return self
 
     def wait_ready(self) -> Self:
         assert self._process is not None, "it was not started"
         step = 0.25
-        for _ in range(int(START_SECONDS / step)):
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise AssertionError(f"{self._args} ended with {self._process.returncode}:\n{self.log}")
             if self._is_serving(step):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,12 +18,14 @@ from typing import Any, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.support.warm import SERVICE, Started, warm
+
 START_SECONDS = 30.0
 STOP_SECONDS = 20.0
 
 # The kernel kills it with the tests' process, however that ends (PR_SET_PDEATHSIG, 1): a stopped one would stay for ever.
-# It follows the thread that starts it, so a test starts services in its main thread.
-_PROGRAM = """
+# It follows the thread that starts it, so a test starts fresh ones in its main thread.
+PROGRAM = """
 import ctypes, json, sys
 ctypes.CDLL(None).prctl(1, 9)
 from kvstore.config import ServiceConfig
@@ -44,15 +47,19 @@ SMALL: dict[str, Any] = {
 
 class ServiceProcess:
     """One service on `directory`; options are those of ServiceConfig over SMALL. `tracer`: a command that runs it, in the
-    same process. Used as a context manager it is ready inside, and killed and reaped on leaving, whatever state it is in."""
+    same process. `before`: Python that its process runs before it imports anything of ours. Used as a context manager it is
+    ready inside, and killed and reaped on leaving, whatever state it is in."""
 
-    def __init__(self, directory: Path, *, tracer: Sequence[str] = (), **options: Any) -> None:
+    def __init__(
+        self, directory: Path, *, tracer: Sequence[str] = (), before: str = "", **options: Any
+    ) -> None:
         self.directory = directory
         self.options = {**SMALL, **options, "dir": str(directory)}
         self.sockets = Path(options.get("sockets", directory))
         self._tracer = tracer
+        self._before = before
         self._log = directory.with_name(directory.name + ".log")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Started | None = None
 
     @property
     def pid(self) -> int:
@@ -68,15 +75,20 @@ class ServiceProcess:
     def target(self) -> str:
         return f"unix:{self.sockets / 'kvstore.sock'}"
 
-    def start(self, *, wait: bool = True) -> Self:
+    def start(self, *, wait: bool = True, fresh: bool = False) -> Self:
+        """`fresh`: by an interpreter of its own, which is where its starter's thread is, its network namespace too."""
         assert self._process is None, "the service runs already"
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._tracer, sys.executable, "-c", _PROGRAM, json.dumps(self.options)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        given = json.dumps(self.options)
+        if fresh or self._tracer or self._before:
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [*self._tracer, sys.executable, "-c", self._before + PROGRAM, given],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+        else:
+            self._process = warm(SERVICE).start(PROGRAM, [given], output=self._log)
         if wait:
             try:
                 self.wait_ready()
@@ -91,7 +103,8 @@ class ServiceProcess:
         """Until health says SERVING. Raises at once with the log if the process ends before."""
         assert self._process is not None, "the service was not started"
         step = 0.25
-        for _ in range(int(seconds / step)):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise AssertionError(f"the service ended with {self._process.returncode}:\n{self.log}")
             if self._watch_health(step):

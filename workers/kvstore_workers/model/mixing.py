@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,13 @@ def _collapse(pre: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
     return torch.bmm(pre[:, None, :], streams.float())[:, 0].to(streams.dtype)
 
 
+@cache
+def _scalar(number: float) -> torch.Tensor:
+    """On the CPU, where it goes with tensors of any device. A plain number is made into a tensor at each use, which costs as
+    much as the sum of a few small rows."""
+    return torch.tensor(number)
+
+
 def read(streams: torch.Tensor, weights: MixWeights, config: ModelConfig) -> tuple[torch.Tensor, Mix]:
     """The sublayer's input [rows, hidden] out of `streams` [rows, k, hidden], and how to write its result back."""
     k, eps = config.hc_mult, config.hc_eps
@@ -39,10 +47,11 @@ def read(streams: torch.Tensor, weights: MixWeights, config: ModelConfig) -> tup
     # tokens last: sums over k numbers that lie apart run over whole vectors
     comb = (comb + eps).permute(1, 2, 0).contiguous()
     # alternately columns and rows, ending with columns
-    comb /= comb.sum(0, keepdim=True).add_(eps)
+    more = _scalar(eps)
+    comb /= comb.sum(0, keepdim=True).add_(more)
     for _ in range(config.hc_sinkhorn_iters - 1):
-        comb /= comb.sum(1, keepdim=True).add_(eps)
-        comb /= comb.sum(0, keepdim=True).add_(eps)
+        comb /= comb.sum(1, keepdim=True).add_(more)
+        comb /= comb.sum(0, keepdim=True).add_(more)
     mix = Mix(back=comb.permute(2, 1, 0).contiguous(), post=2 * gates[:, k:, None])
     return _collapse(gates[:, :k] + eps, streams), mix
 
