@@ -23,7 +23,7 @@ from kvstore.errors import (
     UnknownNamespace,
 )
 from kvstore.v1 import cache_pb2 as pb
-from kvstore_client import CacheClient, OpenedNamespace
+from kvstore_client import CacheClient, Deadlines, OpenedNamespace
 from kvstore_client.address import parse_address
 from tests.e2e.service_raw import Chain, Raw, error_of
 from tests.support import chains
@@ -60,7 +60,14 @@ def service(files: Secrets) -> Iterator[ServiceProcess]:
 
 
 def client_of(service: ServiceProcess, files: Secrets, token: str | None, **more: object) -> CacheClient:
-    options = {"owner": "tenant", "token": token, "ca": files.folder / "issuer.pem", **more}
+    patient = Deadlines(connect=10.0)
+    options = {
+        "owner": "tenant",
+        "token": token,
+        "ca": files.folder / "issuer.pem",
+        "deadlines": patient,
+        **more,
+    }
     return CacheClient(f"tcp://localhost:{port_of(service)}", **options)  # type: ignore[arg-type]
 
 

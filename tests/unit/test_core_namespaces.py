@@ -7,6 +7,7 @@ import pytest
 
 from kvstore.core import Core, Limits, describe, parse_description
 from kvstore.errors import (
+    FormatTooNew,
     GeometryMismatch,
     InvalidArgument,
     LimitExceeded,
@@ -166,7 +167,7 @@ def test_every_damaged_description_is_refused() -> None:
         b"\xff",
         payload[:-1],
         payload + b" ",
-        payload.replace(b'"version":1', b'"version":2'),
+        payload.replace(b'"version":1', b'"version":0'),
         json.dumps({**fields, "more": 1}, sort_keys=True, separators=(",", ":")).encode(),
         json.dumps({**fields, "name": 5}, sort_keys=True, separators=(",", ":")).encode(),
         json.dumps({**fields, "geometry": "{}"}, sort_keys=True, separators=(",", ":")).encode(),
@@ -182,3 +183,9 @@ def test_every_damaged_description_is_refused() -> None:
     for each in broken:
         with pytest.raises(InvalidArgument):
             parse_description(each)
+
+
+def test_a_description_of_a_later_release_is_refused_by_name() -> None:
+    payload = describe(identity(), "name", "zero").replace(b'"version":1', b'"version":2')
+    with pytest.raises(FormatTooNew, match="description_version=2"):
+        parse_description(payload)
