@@ -41,7 +41,7 @@ def _distance_p(first: Sample, second: Sample) -> float:
         # The series below needs more terms there, and it is 1 to ten digits.
         return 1.0
     terms = (2 * (-1) ** (k - 1) * math.exp(-2 * (k * at) ** 2) for k in range(1, _TERMS))
-    return min(1.0, max(0.0, float(sum(terms))))
+    return float(min(1.0, max(0.0, sum(terms))))
 
 
 def _ranks_p(first: Sample, second: Sample) -> float:
@@ -54,4 +54,4 @@ def _ranks_p(first: Sample, second: Sample) -> float:
     spread = math.sqrt(n * m / 12 * ((n + m + 1) - ties))
     if not spread:
         return 1.0
-    return math.erfc(abs(u - n * m / 2) / spread / math.sqrt(2))
+    return float(math.erfc(abs(u - n * m / 2) / spread / math.sqrt(2)))

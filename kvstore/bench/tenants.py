@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ QUESTIONS = {
     "keys": "own namespace, the very keys that the other holds, or keys that nobody holds",
     "namespace": "the other's namespace, which is refused, or one that is not there",
 }
+CONTROL = "control"
+"""What can be told apart: a prompt that the asker holds itself, or one that nobody holds. Where this is not, too few calls were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +79,18 @@ def measure(
             for tokens in held:
                 _stored(holder, theirs, tokens, chance, check)
             # The asker has something of its own, so that its calls look for something.
-            _stored(asker, own, [1] * (BLOCKS * own.block_tokens), chance, check)
-            requests = _requests(own, theirs, held, absent, chance)
+            mine = [
+                [chance.randrange(65_536) for _ in range(BLOCKS * own.block_tokens)] for _ in range(PROMPTS)
+            ]
+            for tokens in mine:
+                _stored(asker, own, tokens, chance, check)
+            requests = _requests(own, theirs, held, absent, mine=mine, nowhere=chance.randbytes(32))
             readings = {}
             with _lookups(address) as ask:
                 for question, (first, second) in requests.items():
                     tell(f"{question}: {count:,} pairs of calls")
-                    readings[question] = _timed(ask, first, second, count=count, chance=chance, check=check)
+                    asked = partial(ask, may_hold=question == CONTROL)
+                    readings[question] = _timed(asked, first, second, count=count, chance=chance, check=check)
     return readings
 
 
@@ -91,7 +99,9 @@ def _requests(
     theirs: OpenedNamespace,
     held: list[list[int]],
     absent: list[list[int]],
-    chance: random.Random,
+    *,
+    mine: list[list[int]],
+    nowhere: bytes,
 ) -> dict[str, tuple[list[pb.LookupRequest], list[pb.LookupRequest]]]:
     size = own.block_tokens
 
@@ -100,7 +110,6 @@ def _requests(
             _request(namespace, b"".join(block_keys(rooted, each, block_tokens=size))) for each in prompts
         ]
 
-    nowhere = chance.randbytes(32)
     return {
         "prompt": (of_prompts(own.digest, own.digest, held), of_prompts(own.digest, own.digest, absent)),
         "keys": (of_prompts(own.digest, theirs.digest, held), of_prompts(own.digest, theirs.digest, absent)),
@@ -108,6 +117,7 @@ def _requests(
             of_prompts(theirs.digest, theirs.digest, held),
             of_prompts(nowhere, theirs.digest, held),
         ),
+        CONTROL: (of_prompts(own.digest, own.digest, mine), of_prompts(own.digest, own.digest, absent)),
     }
 
 
@@ -141,12 +151,12 @@ def _timed(
 
 
 @contextmanager
-def _lookups(address: str) -> Iterator[Callable[[pb.LookupRequest], None]]:
+def _lookups(address: str) -> Iterator[Callable[..., None]]:
     metadata = (("authorization", f"Bearer {_TOKENS[ASKER]}"),)
     with grpc.insecure_channel(address.removeprefix("tcp://")) as channel:
         lookup: Any = CacheStub(channel).Lookup
 
-        def ask(request: pb.LookupRequest) -> None:
+        def ask(request: pb.LookupRequest, *, may_hold: bool) -> None:
             try:
                 reply = lookup(request, metadata=metadata, timeout=30)
             except grpc.RpcError as error:
@@ -154,7 +164,7 @@ def _lookups(address: str) -> Iterator[Callable[[pb.LookupRequest], None]]:
                 if refused.code() is not grpc.StatusCode.NOT_FOUND:
                     raise KvstoreError(f"a lookup failed: {refused.details()}") from error
                 return
-            if reply.blocks_held:
+            if reply.blocks_held and not may_hold:
                 raise KvstoreError(
                     "a tenant was told of what another holds", field="blocks_held", value=reply.blocks_held
                 )
@@ -200,16 +210,19 @@ def _port(log: Path, check: Callable[[], None]) -> int:
 
 
 def report(readings: dict[str, Reading], *, seed: int) -> dict[str, Any]:
-    questions = {}
+    answers = {}
     for name, reading in readings.items():
         found = reading.compared
-        questions[name] = {
-            "about": QUESTIONS[name],
+        answers[name] = {
+            "about": QUESTIONS.get(
+                name, "own namespace, a prompt that it holds itself, or one that nobody holds"
+            ),
             "calls": len(reading.held),
             "median_held_us": float(np.median(reading.held)) * 1e6,
             "median_absent_us": float(np.median(reading.absent)) * 1e6,
             "distance_p": found.distance_p,
             "ranks_p": found.ranks_p,
         }
-    missed = [name for name, reading in readings.items() if reading.compared.p < P_LEAST]
-    return {"questions": questions, "p_least": P_LEAST, "missed": missed, "seed": seed}
+    control = answers.pop(CONTROL)
+    missed = [name for name in answers if readings[name].compared.p < P_LEAST]
+    return {"questions": answers, "control": control, "p_least": P_LEAST, "missed": missed, "seed": seed}

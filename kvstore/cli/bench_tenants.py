@@ -53,9 +53,17 @@ def _text(answer: dict[str, Any]) -> str:
             f"{each['median_absent_us']:.1f}",
             f"{each['distance_p']:.4f}",
             f"{each['ranks_p']:.4f}",
-            "YES" if name in answer["missed"] else "no",
+            _told(name, each, answer),
         )
-        for name, each in answer["questions"].items()
+        for name, each in [*answer["questions"].items(), ("control", answer["control"])]
     ]
+    seen = min(answer["control"]["distance_p"], answer["control"]["ranks_p"]) < answer["p_least"]
+    note = "" if seen else "\nthe last one can be told apart, and was not: make more calls"
     head = ("asked", "calls", "held, us", "absent, us", "p (distance)", "p (ranks)", "told apart")
-    return f"{table(rows, head=head)}\ntold apart: p < {answer['p_least']:g}; seed {answer['seed']}"
+    return f"{table(rows, head=head)}\ntold apart: p < {answer['p_least']:g}; seed {answer['seed']}{note}"
+
+
+def _told(name: str, each: dict[str, Any], answer: dict[str, Any]) -> str:
+    if name != "control":
+        return "YES" if name in answer["missed"] else "no"
+    return "yes, as it should" if min(each["distance_p"], each["ranks_p"]) < answer["p_least"] else "no"

@@ -172,6 +172,9 @@ class Core(LongWork):
         """The tenants that have a namespace, by their salts."""
         return self._live.namespaces.tenants()
 
+    def tenant_namespaces(self, tenant: str) -> int:
+        return len(self._live.namespaces.numbers_of(tenant))
+
     def tenant_bytes(self, tenant: str) -> tuple[int, int]:
         """Payload bytes of the tenant's blocks and states on the disk, and those that its open reservations may add."""
         live, held, promised = self._live, 0, 0

@@ -11,10 +11,11 @@ BURST_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """`quota`: payload bytes of blocks and states on the disk, what is being written included; 0 keeps a tenant out. `in_flight`:
-    bytes that are on their way in and out at once. Rates count calls that begin something, and payload bytes read and
-    written. None: no limit but those that all share."""
+    """`namespaces`: that it may open. `quota`: payload bytes of blocks and states on the disk, what is being written included; 0 keeps a
+    tenant out. `in_flight`: bytes that are on their way in and out at once. Rates count calls that begin something, and payload
+    bytes read and written. None: no limit but those that all share."""
 
+    namespaces: int | None = None
     quota: int | None = None
     in_flight: int | None = None
     calls_per_second: float | None = None

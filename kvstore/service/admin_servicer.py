@@ -112,7 +112,7 @@ class AdminServicer(cache_pb2_grpc.AdminServicer):
         limits = engine.tenants.limits(tenant)
         return pb.Tenant(
             tenant=tenant,
-            namespaces=sum(info.tenant == tenant for info in engine.core.namespaces()),
+            namespaces=engine.core.tenant_namespaces(tenant),
             held_bytes=held,
             promised_bytes=promised,
             quota=limits.quota,

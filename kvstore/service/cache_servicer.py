@@ -24,7 +24,7 @@ from kvstore.service.map_calls import MapCalls
 from kvstore.service.session import SESSION_METADATA, Session
 from kvstore.service.session_calls import SessionCalls
 from kvstore.service.status import Context, answering
-from kvstore.service.tenant_limits import check_tenant_of_caller, namespace_of_caller
+from kvstore.service.tenant_limits import check_namespaces, check_tenant_of_caller, namespace_of_caller
 from kvstore.service.turns import mapped
 from kvstore.service.uploads import Upload
 from kvstore.service.waiting import until_end
@@ -63,6 +63,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         )
         check_tenant_of_caller(self._engine, identity.tenant_salt)
         self._engine.tenants.begin(identity.tenant_salt)
+        check_namespaces(self._engine, identity)
         info = await self._engine.registry.open(request.name, identity, request.policy or None)
         return encode.put_namespace(info, self._engine.core)
 

@@ -145,12 +145,15 @@ class Erasing:
         self._forgotten.set()
         await self._blank_gaps(written)
         wait = AGAIN_AFTER_SECONDS
-        while (left := await self._count(written)) is not None and left:
+        while left := await self._count(written):
+            before = self._now.overwritten
             went = False
             for segment_id in left:
                 went = await self._give_up(segment_id) or went
                 await self._count(written)
-            if not went:
+            if went or self._now.overwritten > before:
+                wait = AGAIN_AFTER_SECONDS
+            else:
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, AGAIN_AFTER_SECONDS_MAX)
 

@@ -127,7 +127,10 @@ class HandoffCalls:
         take = engine.handoffs.take(request.ticket, namespace, session.id, now)
         delivered = False
         try:
-            await self._send(take, namespace, session, context, deadline=now + engine.core.lease_seconds)
+            length = memoryview(take.handoff.payload).nbytes
+            engine.tenants.spend_bytes(info.tenant, length)
+            with engine.tenants.moving(info.tenant, length):
+                await self._send(take, namespace, session, context, deadline=now + engine.core.lease_seconds)
             delivered = True
         finally:
             if not delivered:

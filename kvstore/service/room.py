@@ -207,7 +207,7 @@ class RoomMaker:
 
     async def give_up(self, segment_id: int) -> bool:
         """Copy forward all that lives in a sealed segment, whatever that wins, so that its file goes. False where it cannot be read, or
-        is gone. Raises NoSpace where nothing may go for the copies."""
+        is gone, or going. Raises NoSpace where nothing may go for the copies."""
         await self.make(self._log.largest_append_bytes())
         self._unreadable.discard(segment_id)
         before = self._clean_above_dead_bytes

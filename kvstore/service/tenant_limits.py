@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvstore.core import Lease, NamespaceInfo, unknown_namespace
-from kvstore.errors import Forbidden
+from kvstore.errors import Forbidden, LimitExceeded
+from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.service.callers import current_caller
 from kvstore.service.turns import by_turns
 
@@ -41,6 +42,22 @@ def check_tenant_of_caller(engine: Engine, tenant: str) -> None:
             field="tenant_salt",
             value="(not shown)",
             allowed="the tenants that the service's tenants' file says it is good for",
+        )
+
+
+def check_namespaces(engine: Engine, identity: NamespaceIdentity) -> None:
+    """LimitExceeded where it would be one more than its tenant may have."""
+    tenant = identity.tenant_salt
+    limit = engine.tenants.limits(tenant).namespaces
+    if limit is None or engine.core.find_namespace(identity.digest()) is not None:
+        return
+    count = engine.core.tenant_namespaces(tenant)
+    if count >= limit:
+        raise LimitExceeded(
+            "too many namespaces of the tenant's",
+            field="tenant.namespaces",
+            value=count + 1,
+            allowed=f"{limit}",
         )
 
 

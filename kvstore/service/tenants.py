@@ -12,7 +12,7 @@ from typing import Any
 from kvstore.errors import ConfigError
 from kvstore.policy.limits import UNLIMITED, TenantLimits
 from kvstore.service.tokens import TOKEN_ALLOWED, is_token, read_secrets
-from kvstore.units import parse_size
+from kvstore.units import parse_count, parse_size
 
 FILE_BYTES_MAX = 4 << 20
 TENANTS_MAX = 4096
@@ -177,6 +177,7 @@ def _parse_byte_rate(value: Any, *, name: str) -> float:
 
 _SIZE = "a size as in 64GiB"
 _LIMITS: dict[str, tuple[Callable[..., Any], float, str]] = {
+    "namespaces": (parse_count, 1, "a whole number, 1 or more; `quota = 0` keeps a tenant out"),
     "quota": (parse_size, 0, f"{_SIZE}; 0 keeps the tenant out"),
     "in_flight": (parse_size, 1, f"{_SIZE}, 1 byte or more; `quota = 0` keeps a tenant out"),
     "calls_per_second": (

@@ -240,7 +240,8 @@ class RecordLog(Protocol):
         """What BLOCKs, STATEs and ROWS of these were written until now is to be erased; a CLEAR has covered them."""
 
     def to_erase(self) -> list[int]:
-        """The segments whose files may hold any of that still: to be cleaned. Empty: nothing is left."""
+        """The segments whose files may hold any of that still: to be cleaned, but for those that are on their way out already, which
+        asking again lets go. Empty: nothing is left."""
 
     def blank_gap(self, segment_id: int) -> bool:
         """Overwrite what an earlier life left in a sealed segment's file. False where it cannot be told from what is needed: then the

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
 from kvstore.errors import KvstoreError
 from kvstore.store.buffers import aligned
@@ -20,13 +21,15 @@ from kvstore.store.format import (
     align,
     decode_trailer,
 )
-from kvstore.store.segment import CACHED_KINDS, TEMPORARY_SUFFIX, Segment, State
+from kvstore.store.segment import CACHED_KINDS, TEMPORARY_SUFFIX, Segment, State, spare_id_of
 from kvstore.store.state import OpenedStore
 from kvstore.types import NamespaceDigest
 
 NOTE_NAME = "erasing.json"
 NOTE_BYTES_MAX = 64 << 10
 _STEP_BYTES = 1 << 20
+AT_ONCE_BYTES = 16 << 20
+"""Of a file that is given up while there is room without it: what waits for the log has a turn in between."""
 
 
 def read_note(device: Device) -> bytes:
@@ -61,13 +64,26 @@ def drop_note(device: Device) -> None:
     device.sync_names()
 
 
-def blank_file(device: Device, name: str) -> int:
-    """Overwrite all of a segment's file, or a spare's, but its header, durably; the bytes. Raises DeviceError or NoSpace."""
+class Blanked(NamedTuple):
+    """`written` bytes of a file were overwritten; up to `end` it is zeros, and that is all of it where it is `whole`."""
+
+    written: int
+    end: int
+    whole: bool
+
+
+def blank_file(
+    device: Device, name: str, *, begin: int = SEGMENT_HEADER_BYTES, most: int | None = None
+) -> Blanked:
+    """Overwrite a segment's file, or a spare's, but for its header, from `begin` on, durably; `most` bytes of it, or all. Raises
+    DeviceError or NoSpace."""
     file = device.open(name, bulk=True)
     if file is None:
-        return 0
+        return Blanked(0, begin, whole=True)
     try:
-        return blank(file, SEGMENT_HEADER_BYTES, align(file.size(), PAGE))
+        size = align(file.size(), PAGE)
+        end = size if most is None else min(size, begin + most)
+        return Blanked(blank(file, begin, end), end, whole=end == size)
     finally:
         file.close()
 
@@ -109,6 +125,8 @@ class Eraser:
     def __init__(self, store: OpenedStore) -> None:
         self._store = store
         self._before: dict[NamespaceDigest, int] = {}
+        self._spares: dict[str, int] = {}
+        """Those of before, with the byte up to which each is overwritten. They are nobody's to use meanwhile."""
 
     @property
     def note(self) -> bytes:
@@ -119,10 +137,37 @@ class Eraser:
         write_note(self._store.device, note)
         self._store.erasing = note
 
-    def blank_spares(self) -> None:
+    def take_spares(self) -> None:
         """The caller has seen to it that none is made ready meanwhile."""
-        for name in list(self._store.disk.spares):
-            self._count(blank_file(self._store.device, name))
+        disk = self._store.disk
+        self._spares.update(dict.fromkeys(disk.spares, SEGMENT_HEADER_BYTES))
+        disk.spares.clear()
+        disk.refresh()
+
+    def blank_spare(self) -> None:
+        """Some of one; it can be used again when all of it is done. Raises DeviceError or NoSpace."""
+        disk = self._store.disk
+        for name, begin in list(self._spares.items())[:1]:
+            done = blank_file(self._store.device, name, begin=begin, most=AT_ONCE_BYTES)
+            self._count(done.written)
+            self._spares[name] = done.end
+            if done.whole:
+                del self._spares[name]
+                disk.spares[name] = disk.segment_bytes
+                disk.refresh()
+
+    def blank_some(self, segment: Segment) -> bool:
+        """Some of the file of a segment that goes; whether that was all that is left of it. Raises DeviceError or NoSpace."""
+        begin = segment.blanked or SEGMENT_HEADER_BYTES
+        done = blank_file(self._store.device, segment.name, begin=begin, most=AT_ONCE_BYTES)
+        self._count(done.written)
+        segment.blanked = done.end
+        return done.whole
+
+    @property
+    def spare_ids(self) -> list[int]:
+        """Of the spares that are not done; each has the id of the segment that it was."""
+        return [number for number in map(spare_id_of, self._spares) if number is not None]
 
     def blank_gap(self, segment_id: int) -> bool:
         """What an earlier life left in a segment that takes no more writes; False where that cannot be told apart, so that the
@@ -167,16 +212,18 @@ class Eraser:
         drop_note(self._store.device)
         self._store.erasing = b""
         self._before.clear()
+        self._spares.clear()
 
     def _count(self, written: int) -> None:
         self._store.table.count("overwritten_bytes", written)
         self._store.table.count("written_bytes", written)
 
 
-def blank_given_up(store: OpenedStore, name: str) -> None:
-    """While something is erased, a file is overwritten before it is let go or used again. Raises DeviceError or NoSpace."""
+def blank_given_up(store: OpenedStore, name: str, *, begin: int = 0) -> None:
+    """While something is erased, a file is overwritten before it is let go or used again; from `begin` on, where what lies before
+    that was. Raises DeviceError or NoSpace."""
     if store.erasing:
-        written = blank_file(store.device, name)
+        written = blank_file(store.device, name, begin=begin or SEGMENT_HEADER_BYTES).written
         store.table.count("overwritten_bytes", written)
         store.table.count("written_bytes", written)
 

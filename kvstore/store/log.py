@@ -244,7 +244,7 @@ class SegmentLog:
             self._eraser.begin(note)
             self._appender.finish_blank()
             self._reclaim()
-            self._eraser.blank_spares()
+            self._eraser.take_spares()
 
     def cover(self, namespaces: Collection[NamespaceDigest]) -> None:
         with self._turn:
@@ -256,10 +256,11 @@ class SegmentLog:
             if any(segment.state is State.OPEN for segment in self._eraser.holders()):
                 self._appender.finish_blank()
             self._appender.settle()
-            # A removal that fails is tried again the next time.
+            # What fails is tried again the next time.
             with suppress(DeviceError, NoSpace):
+                self._eraser.blank_spare()
                 self._reclaim()
-            return [segment.segment_id for segment in self._eraser.holders()]
+            return [segment.segment_id for segment in self._eraser.holders()] + self._eraser.spare_ids
 
     def blank_gap(self, segment_id: int) -> bool:
         with self._turn:
@@ -340,6 +341,9 @@ class SegmentLog:
             # Without this row a crash between the removals and their sync would bring segments back.
             self._store.write_rows(_rows_of_dead(victims))
             try:
+                victims = self._blanked(victims)
+                if not victims:
+                    return total
                 spares: list[str] = []
                 for segment in victims:
                     self._store.files.drop(segment.name)
@@ -358,6 +362,18 @@ class SegmentLog:
             self._table.count("reclaimed_segments", len(victims))
             self._store.forget_rows(key_of(b"S", segment.segment_id) for segment in victims)
             self._disk.refresh()
+
+    def _blanked(self, victims: list[Segment]) -> list[Segment]:
+        """Those that may go now. While something is erased a file is overwritten first, some of it at a time where others have room to
+        write meanwhile."""
+        if not self._store.erasing or not self._appender.may_create():
+            return victims
+        ready = []
+        for segment in victims:
+            self._store.files.drop(segment.name)
+            if self._eraser.blank_some(segment):
+                ready.append(segment)
+        return ready
 
     def _drop_spent_clears(self) -> None:
         """A clear is needed while another segment holds a record that it covers."""

@@ -140,6 +140,7 @@ class Segment:
         "_namespaces",
         "_offsets",
         "allocated",
+        "blanked",
         "dead",
         "end",
         "has_footer",
@@ -162,6 +163,8 @@ class Segment:
         self.padded = self.end
         self.reserved = allocated - self.end
         self.readers = 0
+        self.blanked = 0
+        """Of one that goes: up to this byte its file was overwritten with zeros, but for its header."""
         self.has_footer = False
         """Whether its file ends with a whole footer, or did before something happened to it."""
         self._lowest: dict[tuple[int, int], int] = {}

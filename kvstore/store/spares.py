@@ -44,7 +44,7 @@ def retire_file(store: OpenedStore, segment: Segment, *, kept: int) -> str | Non
     when the names are synced the caller may put it among the spares. `kept`: how many there are, or will be then. Raises
     DeviceError or NoSpace."""
     disk = store.disk
-    blank_given_up(store, segment.name)
+    blank_given_up(store, segment.name, begin=segment.blanked)
     if is_spare_name(segment.name):
         # Renamed before, when the names could not be synced.
         return segment.name

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -160,6 +161,26 @@ def test_a_token_of_the_token_file_is_good_for_all_tenants(service: ServiceProce
             assert client.open_namespace(identity_of("tiny", salt=tenant), name=f"all-{tenant}").block_tokens
 
 
+def test_calls_side_by_side_are_never_taken_for_each_other(service: ServiceProcess, files: Secrets) -> None:
+    def refused(token: str, own: str, others: str) -> int:
+        count = 0
+        with client_of(service, files, token) as client:
+            for _ in range(100):
+                client.open_namespace(identity_of("tiny", salt=own), name=f"beside-{own}")
+                try:
+                    client.open_namespace(identity_of("tiny", salt=others), name=f"beside-{others}")
+                except Forbidden:
+                    count += 1
+        return count
+
+    with ThreadPoolExecutor(2) as threads:
+        jobs = [
+            threads.submit(refused, ACME, "acme", "other"),
+            threads.submit(refused, OTHER, "other", "acme"),
+        ]
+        assert [job.result() for job in jobs] == [100, 100]
+
+
 # ---- limits ---------------------------------------------------------------------------------------------------------
 
 
@@ -213,6 +234,35 @@ def test_a_tenant_past_its_quota_lets_go_of_its_own_oldest_and_of_nobody_elses(
         )
 
 
+def test_writers_of_one_tenant_side_by_side_stay_within_its_quota(
+    limited: tuple[ServiceProcess, Path],
+) -> None:
+    service, _ = limited
+    quota = 20 * BLOCK
+
+    def write(number: int) -> tuple[int, int]:
+        done = refused = 0
+        with CacheClient(service.directory, owner=f"writer-{number}") as client:
+            acme = client.open_namespace(identity_of("tiny", salt="acme"), name="acme")
+            for seed in range(12):
+                try:
+                    stored(client, acme, 7, seed=100 * number + seed)
+                    done += 1
+                except LimitExceeded:
+                    refused += 1
+        return done, refused
+
+    with CacheClient(service.directory, owner="watch") as client, ThreadPoolExecutor(3) as threads:
+        jobs = [threads.submit(write, number) for number in range(3)]
+        while not all(job.done() for job in jobs):
+            assert all(each.held_bytes <= quota for each in client.tenants())
+        results = [job.result() for job in jobs]
+        assert sum(done for done, _ in results) >= 12, results
+        [own] = client.tenants()
+        assert (own.promised_bytes, own.in_flight_bytes) == (0, 0)
+        assert 0 < own.held_bytes <= quota
+
+
 def test_what_a_quota_cannot_hold_is_refused_by_name_and_changes_nothing(
     limited: tuple[ServiceProcess, Path],
 ) -> None:
@@ -256,8 +306,10 @@ def test_a_tenants_rate_and_bytes_on_their_way_are_refused_by_name_and_counted(
         figures = client.stats()
         assert figures["tenant_rate_refused_total"] == 2
         assert figures["tenant_in_flight_refused_total"] >= 1
-        changed(service, file, tenants_text())
+        changed(service, file, tenants_text(namespaces=1))
         stored(client, acme, 4, seed=5)
+        with pytest.raises(LimitExceeded, match=r"tenant\.namespaces=2; allowed: 1"):
+            client.open_namespace(replace(identity_of("tiny", salt="acme"), adapter="x"), name="more")
 
 
 # ---- certificates ---------------------------------------------------------------------------------------------------
@@ -380,7 +432,7 @@ def admin_of(service: ServiceProcess, files: Secrets, token: str) -> CacheClient
     address = parse_address(
         f"tcp://localhost:{port_of(service)}", token=token, ca=files.folder / "issuer.pem", admin=True
     )
-    return CacheClient(address, owner="admin")
+    return CacheClient(address, owner="admin", deadlines=Deadlines(connect=10.0))
 
 
 def test_administration_over_tcp_is_for_its_own_token_which_is_good_for_nothing_else(

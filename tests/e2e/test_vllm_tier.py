@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import subprocess
 import sys
 import time
@@ -12,12 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trustme
 
 from kvstore.errors import ConfigError, InvalidArgument
 from kvstore.profile.registry import get_profile
 from kvstore_client import CacheClient
 from kvstore_vllm.figures import FIGURES, metric_of
 from kvstore_vllm.register import register
+from tests.support.remote import make_secrets, port_of, write_private
 from tests.support.service import ServiceProcess, running_service
 from tests.support.vllm_double import (
     ROW,
@@ -47,7 +50,7 @@ def tier_module() -> Iterator[Any]:
 @contextmanager
 def engine(
     module: Any,
-    address: Path,
+    address: Path | str,
     *,
     changed: dict[str, Any] | None = None,
     rows: int = ROWS,
@@ -321,3 +324,95 @@ def test_without_the_engine_all_but_its_adapter_can_be_imported() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.split() == ["False", "False"]
+
+
+# ---- who is not let in, or may take no more ---------------------------------------------------------------------------
+
+
+def all_missed(scheduler: Scheduler) -> dict[str, float]:
+    """Two requests: nothing is loaded, nothing is stored, all of it within seconds."""
+    begin = time.monotonic()
+    for name in ("first", "second"):
+        assert scheduler.run(request(name, 4), computed) == 0
+        scheduler.settle()
+    assert time.monotonic() - begin < 30.0
+    assert not any(result.success for result in scheduler.results)
+    return counts(scheduler)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceProcess, Path]]:
+    """A service over TCP that asks for certificates, and the folder with its files and clients' certificates."""
+    secrets = make_secrets(tmp_path_factory.mktemp("tls"))
+    folder = secrets.folder
+    ours, foreign = trustme.CA(), trustme.CA()
+    ours.cert_pem.write_to_path(folder / "clients.pem")
+    past = dt.datetime.now(dt.UTC) - dt.timedelta(days=2)
+    for name, cert in {
+        "good": ours.issue_cert("engine.example"),
+        "expired": ours.issue_cert("engine.example", not_before=past - dt.timedelta(days=1), not_after=past),
+        "foreign": foreign.issue_cert("engine.example"),
+    }.items():
+        (folder / f"{name}.pem").write_bytes(b"".join(part.bytes() for part in cert.cert_chain_pems))
+        write_private(folder / f"{name}.key", cert.private_key_pem.bytes())
+    text = '[tenant.acme]\ncertificates = ["engine.example"]\n[tenant."../x"]\nquota = 0\ncertificates = ["engine.example"]\n'
+    write_private(folder / "tenants.toml", text.encode())
+    write_private(folder / "wrong", b"a-token-that-nobody-knows")
+    with running_service(
+        **secrets.options, tls_client_ca=str(folder / "clients.pem"), tenants=str(folder / "tenants.toml")
+    ) as made:
+        yield made, folder
+
+
+def reached(
+    guarded: tuple[ServiceProcess, Path], cert: str, token: str = "tokens", **own: Any
+) -> dict[str, Any]:
+    service, folder = guarded
+    (folder / "one").write_text((folder / token).read_text().splitlines()[0])
+    return {
+        "address": f"tcp://localhost:{port_of(service)}",
+        "ca": str(folder / "issuer.pem"),
+        "cert": str(folder / f"{cert}.pem"),
+        "key": str(folder / f"{cert}.key"),
+        "token_file": str(folder / "one"),
+        **own,
+    }
+
+
+def test_a_tenants_certificate_and_token_let_an_engine_in(
+    tier_module: Any, guarded: tuple[ServiceProcess, Path]
+) -> None:
+    for expected in (0, 4):
+        with engine(tier_module, **reached(guarded, "good", salt="acme")) as scheduler:
+            assert scheduler.run(request("let-in", 4), computed) == expected
+            scheduler.settle()
+
+
+@pytest.mark.parametrize(
+    ("cert", "own"),
+    [
+        ("good", {"token": "wrong", "salt": "acme"}),
+        ("foreign", {"salt": "acme"}),
+        ("good", {"salt": "../x"}),
+        ("good", {"salt": "somebody-elses"}),
+    ],
+    ids=["wrong token", "foreign certificate", "quota zero", "another tenant"],
+)
+def test_who_is_not_let_in_or_has_no_quota_misses_and_goes_on(
+    tier_module: Any, guarded: tuple[ServiceProcess, Path], cert: str, own: dict[str, Any]
+) -> None:
+    with engine(tier_module, **reached(guarded, cert, **own)) as scheduler:
+        found = all_missed(scheduler)
+    assert found["calls_failed"] > 0
+    assert found["rows_store_failed"] + found.get("rows_store_refused", 0) == 8
+    assert "rows_loaded" not in found
+
+
+def test_an_expired_certificate_is_refused_at_the_start(
+    tier_module: Any, guarded: tuple[ServiceProcess, Path]
+) -> None:
+    with (
+        pytest.raises((ConfigError, InvalidArgument), match="the client's certificate has expired"),
+        engine(tier_module, **reached(guarded, "expired", salt="acme")),
+    ):
+        pass

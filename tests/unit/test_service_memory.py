@@ -22,6 +22,7 @@ from kvstore.service.mapping import Row, row_of
 from kvstore.service.pins import Pins
 from kvstore.service.reader import BATCH_ITEMS
 from kvstore.service.session import Sessions
+from kvstore.service.tenancy import Tenancy
 from kvstore.store import Place, Record, RecordKind
 from kvstore.types import BlockKey, BootId, Checks, ItemId, ItemKind, Lineage
 from kvstore.v1 import cache_pb2 as pb
@@ -483,9 +484,13 @@ async def test_items_are_counted_as_shown_when_their_message_has_been_taken(take
     slots, blocks = filled(memory, 3 * BATCH_ITEMS), 3 * BATCH_ITEMS
     for slot in slots:
         slot.about = row_of(item(1, Place(1, slot.index, 100)), slot)
-    lease = SimpleNamespace(lease_id=1, namespace=b"", states=(), state_at=0, deadline=60.0, session="")
+    lease = SimpleNamespace(
+        lease_id=1, namespace=b"", blocks=blocks, states=(), state_at=0, deadline=60.0, session=""
+    )
+    figures = SimpleNamespace(block_bytes=100, state_bytes=0)
+    space = SimpleNamespace(identity=SimpleNamespace(tenant_salt=""), tenant="", figures=figures)
     core = SimpleNamespace(
-        namespace=lambda digest: SimpleNamespace(identity=SimpleNamespace(tenant_salt="")),
+        namespace=lambda digest: space,
         check_fetch=lambda lease, **asked: None,
         fetch_places=lambda lease, first_block, block_count: [
             (1, number, 100) for number in range(first_block, first_block + block_count)
@@ -498,6 +503,7 @@ async def test_items_are_counted_as_shown_when_their_message_has_been_taken(take
             core=core,
             pins=Pins(memory),
             counts=Counter(),
+            tenants=Tenancy(lambda: 0.0, Counter()),
             time=ManualClock(),
             lease=lambda lease_id, session: lease,
         )

@@ -61,6 +61,7 @@ def test_tokens_and_certificates_are_good_for_the_tenants_that_name_them() -> No
             "not a size in the-file, line 2, table [tenant.a]; quota=1 stone",
         ),
         ("[tenant.a]\nquota = -1\n", "line 2"),
+        ("[tenant.a]\nnamespaces = 1.5\n", "not a count in the-file, line 2"),
         ("[tenant.a]\nin_flight = 0\n", "`quota = 0` keeps a tenant out"),
         ("[tenant.a]\ncalls_per_second = 0\n", "out of range in the-file, line 2"),
         ("[tenant.a]\ncalls_per_second = true\n", "not a number in the-file, line 2"),
