@@ -64,10 +64,10 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     @answering
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupReply:
-        engine = self._engine
-        begin = engine.time.monotonic()
+        engine, monotonic = self._engine, self._engine.time.monotonic
+        begin = monotonic()
         reply = await self._lookups.look(request, self._session(context) if request.lease else None, context)
-        engine.lookup_seconds += engine.time.monotonic() - begin - reply.waited_seconds
+        engine.lookup_seconds += monotonic() - begin - reply.waited_seconds
         return reply
 
     @answering
