@@ -3,6 +3,7 @@
 # ruff: noqa: N802 -- the methods have the names of the wire contract
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import grpc.aio
@@ -135,7 +136,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                 )
             upload = self._engine.uploads.get(first.reservation_id, session.id)
             arrived: dict[int, Incoming] = {}
-            taken = 0
+            left: Iterable[Incoming] = arrived.values()
             try:
                 receiver = Receiver()
                 frame: pb.WriteFrame | None = first
@@ -159,7 +160,6 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                         incoming = self._engine.uploads.start(
                             upload, item.item, item.length, encode.take_checks(item)
                         )
-                        taken += incoming.length
                         arrived[item.item] = incoming
                         announced.append(incoming)
                     for incoming in receiver.accept(announced, frame.data):
@@ -169,10 +169,10 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                     )
                 receiver.finish()
                 self._engine.uploads.finish(upload, arrived)
-                stored, taken = taken, 0
+                left = ()
             finally:
-                self._engine.uploads.drop(upload, taken)
-        return pb.WriteReply(items=len(arrived), bytes=stored)
+                self._engine.uploads.drop(upload, left)
+        return pb.WriteReply(items=len(arrived), bytes=sum(each.length for each in arrived.values()))
 
     @answering
     async def OpenArena(self, request: pb.OpenArenaRequest, context: Context) -> pb.OpenArenaReply:

@@ -97,7 +97,7 @@ class Engine:
         self.rates = Rates(reader.rate)
         self.time = time
         self.staging = Staging(config.staging_bytes)
-        self.uploads = Uploads(self.staging)
+        self.uploads = Uploads(self.staging, reader.memory)
         self.acceptance = Acceptance(self)
         self.flights = Flights(FlightTable(seconds=core.reservation_seconds), time.monotonic)
         self.sessions = Sessions(boot=boot, limit=config.sessions, on_end=self._end_session)
@@ -258,13 +258,15 @@ class Engine:
             )
         if result.reservation_id is not None:
             granted = self.core.granted(result.reservation_id, session.id)
+            info = self.core.namespace(namespace)
             self.uploads.begin(
                 result.reservation_id,
                 session=session.id,
-                namespace=NamespaceDigest(namespace),
-                profile=self.core.namespace(namespace).profile,
+                namespace=info.digest,
+                profile=info.profile,
                 granted=granted,
                 deadline=now + self.core.reservation_seconds,
+                shown_in=info.identity.tenant_salt if session.accepts else None,
             )
         return result
 
@@ -273,6 +275,7 @@ class Engine:
     ) -> CommitReport:
         """What has become visible. ACCEPTED: before it is durable, where memory has room for it meanwhile."""
         upload = self.uploads.get(reservation_id, session.id)
+        session.accepts = durability is Durability.ACCEPTED
         self.writer.check_accepts()
         self.core.commit_list(reservation_id, session.id)
         self.uploads.close(upload)

@@ -50,6 +50,7 @@ HELP = {
     "accepted_bytes": "bytes of what is visible and not durable yet",
     "accepted_items_total": "items that were visible before they were durable",
     "accepted_bytes_total": "bytes of commits that were answered before they were durable",
+    "accepted_copied_bytes_total": "bytes that were copied once more to be seen before they were durable, since they had not come there",
     "accepted_as_durable_total": "commits that asked to be answered before they were durable, and were not: no room for it",
     "accepted_lost_total": "blocks and states that were visible and then taken back, since their write failed",
     "ssd_read_seconds_per_byte": "as reads for clients took lately; 0 before the first one",
