@@ -89,6 +89,8 @@ class Live:
         self.bounded_blocks = 0
         self.accepted: Counter[ItemKind] = Counter()
         """Items by kind that are visible and not durable yet."""
+        self.accepted_bounded = 0
+        """Blocks among them that are BOUNDED."""
         self.accepted_bytes: Counter[ItemKind] = Counter()
         self._last_number = 0
         self._latest = 0
@@ -143,7 +145,7 @@ class Live:
         self.segments.add(place.segment_id, slot)
         self.block_bytes += place.length
         self.bounded_blocks += lineage is Lineage.BOUNDED
-        self._count_accepted(ItemKind.BLOCK, place, 1)
+        self._count_accepted(ItemKind.BLOCK, place, 1, lineage)
         self.reservations.block_inserted(info.digest, key, slot)
         return slot
 
@@ -176,10 +178,14 @@ class Live:
         self.index.flags[slot] &= ~USE_NOTED
         self.segments.add(place.segment_id, slot)
         self.segments.remove(old.segment_id)
-        self._count_accepted(ItemKind.BLOCK, old, -1)
+        self._count_accepted(ItemKind.BLOCK, old, -1, self.index.lineage(slot))
 
-    def _count_accepted(self, kind: ItemKind, place: Place, count: int) -> None:
+    def _count_accepted(
+        self, kind: ItemKind, place: Place, count: int, lineage: Lineage | None = None
+    ) -> None:
+        """`lineage`: a block's."""
         if is_accepted(place.segment_id):
+            self.accepted_bounded += count * (lineage is Lineage.BOUNDED)
             self.accepted[kind] += count
             self.accepted_bytes[kind] += count * place.length
 
@@ -197,7 +203,7 @@ class Live:
         self.ranks.on_remove(slot)
         self.segments.remove(place.segment_id)
         self.block_bytes -= place.length
-        self._count_accepted(ItemKind.BLOCK, place, -1)
+        self._count_accepted(ItemKind.BLOCK, place, -1, self.index.lineage(slot))
         self.bounded_blocks -= self.index.lineage(slot) is Lineage.BOUNDED
         self.index.remove(slot)
         return left

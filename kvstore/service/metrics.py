@@ -87,7 +87,7 @@ HELP = {
     "accepted_bytes_total": "bytes of commits that were answered before they were durable",
     "accepted_copied_bytes_total": "bytes that were copied once more to be seen before they were durable, since they had not come there",
     "accepted_as_durable_total": "commits that asked to be answered before they were durable, and were not: no room for it",
-    "accepted_lost_total": "blocks and states that were visible and then taken back, since their write failed",
+    "accepted_lost_total": "blocks and states that were visible and never became durable: their write failed, or what they follow was damaged",
     "ssd_read_seconds_per_byte": "as reads for clients took lately; 0 before the first one",
     "memory_allocated_bytes": "shared memory for recent payloads, which clients may map",
     "memory_held_bytes": "recent payloads in shared memory",
