@@ -130,6 +130,11 @@ class ServiceConfig:
     metrics: str = _option(
         "", parse_text, "HOST:PORT for the Prometheus page and a status page for people; empty: none"
     )
+    metrics_hosts: str = _option(
+        "",
+        parse_text,
+        "public host names by which that page may be asked, with commas; addresses and private names always may",
+    )
     health: str = _option(
         "", parse_text, "HOST:PORT for gRPC health checks in plaintext, and nothing else; empty: none"
     )

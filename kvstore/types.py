@@ -25,6 +25,10 @@ class ItemKind(IntEnum):
     ROWS: the window rows of every token of a block, in all layers, with or without the overlap at its end.
     """
 
+    # Here and below: what enumerations bring for it is a function in Python, and these are hashed several times for each
+    # item that is written, and for each lookup.
+    __hash__ = int.__hash__
+
     BLOCK = 1
     STATE = 2
     ROWS = 6
@@ -48,17 +52,23 @@ class Durability(IntEnum):
 class Lineage(IntEnum):
     """How the bytes came about: the worst of everything that they were computed from."""
 
+    __hash__ = int.__hash__
+
     EXACT = 1
     BOUNDED = 2
 
 
 class Exactness(StrEnum):
+    __hash__ = str.__hash__
+
     EXACT = "EXACT"
     BOUNDED = "BOUNDED"
 
 
 class StateSource(StrEnum):
     """Where a resume gets its window state from."""
+
+    __hash__ = str.__hash__
 
     POOL = "POOL"
     CHECKPOINT = "CHECKPOINT"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvstore.core.accepted import accepted_place, is_accepted
 from kvstore.core.base import Gone, Granted, Written
 from kvstore.core.index import NO_SLOT
-from kvstore.core.leaving import remove_tree
+from kvstore.core.leaving import lose_state, remove_tree
 from kvstore.core.live import Live
 from kvstore.core.namespaces import NamespaceInfo
 from kvstore.core.reservations import Reservation
@@ -130,7 +130,7 @@ def _settle(live: Live, info: NamespaceInfo, item: ItemId, place: Place | None, 
         if not is_accepted(old.segment_id):
             return False
         if place is None or (above != NO_SLOT and is_accepted(live.index.segment[above])):
-            _take_back(live, remove_tree(live, slot), step)
+            step.gone.extend(remove_tree(live, slot))
             return False
         live.settle_block(slot, place)
         live.totals["stored_blocks_total"] += 1
@@ -141,15 +141,10 @@ def _settle(live: Live, info: NamespaceInfo, item: ItemId, place: Place | None, 
     if entry is None or not is_accepted(entry.place.segment_id):
         return False
     if place is None or is_accepted(live.index.segment[slot]):
-        _take_back(live, [live.remove_state(handle)], step)
+        step.gone.append(lose_state(live, handle))
         return False
     step.moved[entry.place] = place
     live.settle_state(handle, place)
     live.totals["stored_states_total"] += 1
     live.totals["stored_rows_total"] += item.kind is ItemKind.ROWS
     return True
-
-
-def _take_back(live: Live, gone: list[Gone], step: Settled) -> None:
-    live.totals["accepted_lost_total"] += len(gone)
-    step.gone.extend(gone)

@@ -42,7 +42,7 @@ def statistics(live: Live) -> CoreStatistics:
         namespaces=len(live.namespaces),
         blocks=held - accepted_blocks,
         block_bytes=live.block_bytes - accepted_block_bytes,
-        bounded_blocks=live.bounded_blocks,
+        bounded_blocks=live.bounded_blocks - live.accepted_bounded,
         ssd_states=len(live.states) - accepted_states,
         ssd_state_bytes=live.states.bytes - accepted_state_bytes,
         rows=live.states.rows - accepted_rows,
@@ -155,6 +155,10 @@ def _check_accepted(live: Live, slots: list[int]) -> None:
             waiting[kind_of(handle)] += 1
         else:
             assert not is_accepted(segment[slot_of(handle)]), "what is durable has a durable block"
+    bounded = [
+        slot for slot in slots if is_accepted(segment[slot]) and live.index.lineage(slot) is Lineage.BOUNDED
+    ]
+    assert live.accepted_bounded == len(bounded), "bounded blocks that are not durable"
     assert all(live.accepted[kind] == count for kind, count in waiting.items()), "what is not durable"
     writing = {accepted_segment(each.reservation_id) for each in live.reservations.all() if each.accepted}
     known = {number for number in live.segments.counts() if is_accepted(number)}

@@ -97,18 +97,18 @@ def _walked(index: BlockIndex, space: int, keys: JoinedKeys, slots: array[int]) 
 
 def _deepest_held(index: BlockIndex, space: int, joined: bytes) -> tuple[int, int]:
     """(Blocks up to one that is held, that one's slot), where the next one is not; (0, NO_SLOT) where the first is not."""
-    high = len(joined) // KEY_BYTES
-    first = index.find(space, joined[:KEY_BYTES])
+    high, find = len(joined) // KEY_BYTES, index.finder(space)
+    first = find(joined[:KEY_BYTES])
     if first == NO_SLOT:
         return 0, NO_SLOT
     # Nothing or all of it is what is held most often.
-    slot = index.find(space, joined[-KEY_BYTES:])
+    slot = find(joined[-KEY_BYTES:])
     if slot != NO_SLOT and index.number[slot] == high - 1:
         return high, slot
     low, deepest = 1, first
     while low < high:
         middle = (low + high + 1) // 2
-        slot = index.find(space, joined[(middle - 1) * KEY_BYTES : middle * KEY_BYTES])
+        slot = find(joined[(middle - 1) * KEY_BYTES : middle * KEY_BYTES])
         if slot == NO_SLOT:
             high = middle - 1
         else:

@@ -140,8 +140,11 @@ class LeaseTable:
             mine = self._sessions[session] = set()
         mine.add(lease_id)
         self._deadlines.set(lease_id, deadline)
-        for slot in lease.held_slots:
-            self._holds.hold(slot, lease_id)
+        if apart:
+            for slot in slots:
+                self._holds.hold(slot, lease_id)
+        else:
+            self._holds.hold(slots[-1], lease_id)
         self._blocks[session] += blocks
         self._all_blocks += blocks
         return lease

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from kvstore.core.accepted import is_accepted
 from kvstore.core.base import Dropped, Gone, Relocated
 from kvstore.core.index import NO_SLOT
 from kvstore.core.live import Live
@@ -157,7 +158,7 @@ def forget(live: Live, info: NamespaceInfo, key: bytes, kind: ItemKind, place: P
         if entry is None or place not in (None, entry.place):
             return []
         live.totals["damaged_states_total"] += 1
-        return [live.remove_state(handle)]
+        return [lose_state(live, handle)]
     if place not in (None, live.place(slot)):
         return []
     live.totals["damaged_blocks_total"] += 1
@@ -178,7 +179,7 @@ def forget_places(live: Live, places: Collection[Place]) -> list[Gone]:
         # One loss may have taken others with it: a block's descendants and their states.
         if _lies_at(live, handle) in wanted:
             live.totals["damaged_states_total" if handle < 0 else "damaged_blocks_total"] += 1
-            gone += [live.remove_state(handle)] if handle < 0 else _remove_tree(live, handle)
+            gone += [lose_state(live, handle)] if handle < 0 else _remove_tree(live, handle)
     return gone
 
 
@@ -212,7 +213,7 @@ def relocate(live: Live, segment_id: int, moved: Mapping[Place, Place]) -> Steps
         # One loss may have taken others with it: a block's descendants and their states.
         if old is not None and old.segment_id == segment_id:
             live.totals["damaged_states_total" if handle < 0 else "damaged_blocks_total"] += 1
-            gone += [live.remove_state(handle)] if handle < 0 else _remove_tree(live, handle)
+            gone += [lose_state(live, handle)] if handle < 0 else _remove_tree(live, handle)
     return Relocated(count, gone, list(unused.values()))
 
 
@@ -294,11 +295,19 @@ def _remove_tree(live: Live, slot: int) -> list[Gone]:
 
 
 def remove_tree(live: Live, slot: int) -> list[Gone]:
-    """The block and all below it, leased or not, tails first."""
+    """The block and all below it, leased or not, tails first. What of it was accepted is lost: it never becomes durable."""
     left: list[Gone] = []
     for each in reversed(live.index.descendants(slot)):
         left += live.remove_block(each)
+    live.totals["accepted_lost_total"] += sum(is_accepted(gone.place.segment_id) for gone in left)
     return left
+
+
+def lose_state(live: Live, handle: int) -> Gone:
+    """The same of a state alone."""
+    gone = live.remove_state(handle)
+    live.totals["accepted_lost_total"] += is_accepted(gone.place.segment_id)
+    return gone
 
 
 def _lies_at(live: Live, handle: int) -> Place | None:

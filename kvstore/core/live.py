@@ -92,6 +92,8 @@ class Live:
         self.bounded_blocks = 0
         self.accepted: Counter[ItemKind] = Counter()
         """Items by kind that are visible and not durable yet."""
+        self.accepted_bounded = 0
+        """Blocks among them that are BOUNDED."""
         self.accepted_bytes: Counter[ItemKind] = Counter()
         self.space_bytes: Counter[int] = Counter()
         """Payload bytes of blocks and states that are durable, by number of their namespace."""
@@ -192,6 +194,8 @@ class Live:
     def _count(self, slot: int, kind: ItemKind, place: Place, count: int) -> None:
         """One more, or one fewer, of the block in `slot` at this place: accepted, or on the disk for its namespace."""
         if is_accepted(place.segment_id):
+            if kind is ItemKind.BLOCK:
+                self.accepted_bounded += count * (self.index.lineage(slot) is Lineage.BOUNDED)
             self.accepted[kind] += count
             self.accepted_bytes[kind] += count * place.length
         else:
@@ -242,7 +246,8 @@ class Live:
 
     def touch_chain(self, slots: array[int], now: float) -> None:
         """A request reads `slots`, the whole chain of the last of them, first block first: else as `touch` of that one."""
-        self.ranks.on_request(np.frombuffer(slots, np.int32))
+        if self.ranks.hear_requests:
+            self.ranks.on_request(np.frombuffer(slots, np.int32))
         used, second = self.index.used, self.second(now)
         # Uses do not increase along a chain.
         if used[slots[-1]] >= second:

@@ -60,7 +60,9 @@ def lookup(
         policy=info.policy,
         exact_only=exact_only,
         exact_coverage=exact,
-        wait_for=_in_flight_elsewhere(live, info, keys, coverage.blocks, session),
+        wait_for=_in_flight_elsewhere(live, info, keys, coverage.blocks, session)
+        if coverage.blocks < len(keys)
+        else (),
     )
     way = chosen.chosen
     used = way.compute_from // info.figures.block_tokens

@@ -36,6 +36,11 @@ class Ranking:
         """Of the policy in force."""
         return self._policy.name
 
+    @property
+    def hear_requests(self) -> bool:
+        """Whether on_request does anything: to ages alone touches say all."""
+        return self._coming is not None or self._policy is not self._ages
+
     # ---- going first ----------------------------------------------------------------------------------------
 
     def victims(self, start: int = NO_SLOT) -> Iterator[int]:

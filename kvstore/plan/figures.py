@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvstore.profile.base import Profile
 
@@ -21,6 +22,16 @@ class Scan:
     reaches: tuple[int, ...]
 
 
+class Replay(NamedTuple):
+    """The exact replay that rebuilds the state at `edge` from entries: where it begins, its layer-tokens, and the entries that
+    it looks at. `before`: entries that computing [0, edge) looks at."""
+
+    start: int
+    work: int
+    entries: int
+    before: int
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Copied from the profile; the names are the profile's own."""
@@ -37,6 +48,8 @@ class Figures:
     exact_replay_tokens: int
     bounded_replay_tokens: int
     scans: tuple[Scan, ...]
+    replays: dict[int, Replay] = field(default_factory=dict, compare=False, repr=False)
+    """What was worked out for edges; see `kvstore.plan.work.replay_to`."""
 
 
 # By identity: hashing a profile walks its layers, which costs more than what is looked up. An entry holds its profile, so

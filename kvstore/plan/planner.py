@@ -11,7 +11,7 @@ from kvstore.plan.base import Alternative, Costs, Coverage, RestorePlan
 from kvstore.plan.coverage import check_coverage, longest_restore, usable, whole_blocks
 from kvstore.plan.figures import KEPT, Figures, figures_of
 from kvstore.plan.save import save_states
-from kvstore.plan.work import replay_scanned, scanned, scanned_before, triangle
+from kvstore.plan.work import replay_scanned, replay_to, scanned, scanned_before, triangle
 from kvstore.policy.window import WindowPolicy
 from kvstore.profile.base import MAX_BLOCK_TOKENS, Profile
 from kvstore.profile.layout import rows_needed
@@ -166,8 +166,16 @@ class _Pricing:
         return _Candidate(way, boundary <= self.exact_end and edge in trusted)
 
     def exact_replay(self, boundary: int) -> _Candidate:
-        start = boundary - self.figures.exact_replay_tokens
-        way = self._replayed(boundary, StateSource.REPLAY, boundary, start if start > 0 else 0)
+        replay = replay_to(self.figures, boundary)
+        way = self._way(
+            boundary,
+            StateSource.REPLAY,
+            boundary,
+            replay.start,
+            work=replay.work,
+            entries=replay.entries,
+            before=replay.before,
+        )
         return _Candidate(way, boundary <= self.exact_end)
 
     def bounded_replay(self, boundary: int) -> _Candidate:
@@ -213,8 +221,10 @@ class _Pricing:
         entries: int = 0,
         state_ssd: int = 0,
         state_memory: int = 0,
+        before: int | None = None,
     ) -> Alternative:
-        """`work` layer-tokens and `entries` looked at are those of the replay."""
+        """`work` layer-tokens and `entries` looked at are those of the replay. `before`: entries that computing [0, boundary)
+        looks at, where that is known already."""
         costs, figures = self.costs, self.figures
         bytes_ssd = boundary // figures.block_tokens * figures.block_bytes + state_ssd
         rest = (self.end - boundary) * figures.layer_count
@@ -222,7 +232,7 @@ class _Pricing:
         layer, entry = costs.seconds_per_layer_token, costs.seconds_per_index_entry
         read = bytes_ssd * costs.seconds_per_ssd_byte + state_memory * costs.seconds_per_memory_byte
         if boundary:
-            rest_entries -= scanned_before(figures, boundary)
+            rest_entries -= scanned_before(figures, boundary) if before is None else before
             read += costs.seconds_per_fetch
         return Alternative(
             boundary,

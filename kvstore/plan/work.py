@@ -5,7 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import lru_cache
 
-from kvstore.plan.figures import Figures, Scan
+from kvstore.plan.figures import Figures, Replay, Scan
+
+REPLAYS_KEPT = 2048
+"""Edges of one profile whose replays are not worked out anew: prompts part at few of them."""
 
 
 def triangle(figures: Figures, span: int) -> int:
@@ -58,6 +61,23 @@ def replay_scanned(figures: Figures, start: int, end: int) -> int:
             square, linear, constant = _twice_seen_before(scan, near, left)
             total -= (square * groups * groups + linear * groups + constant) // 2
     return total
+
+
+def replay_to(figures: Figures, edge: int) -> Replay:
+    """The exact replay that rebuilds the state at `edge`."""
+    known = figures.replays.get(edge)
+    if known is None:
+        start = max(edge - figures.exact_replay_tokens, 0)
+        known = Replay(
+            start,
+            triangle(figures, edge - start),
+            replay_scanned(figures, start, edge),
+            scanned_before(figures, edge),
+        )
+        if len(figures.replays) >= REPLAYS_KEPT:
+            figures.replays.clear()
+        figures.replays[edge] = known
+    return known
 
 
 @lru_cache(maxsize=4096)

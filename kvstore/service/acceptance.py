@@ -1,4 +1,5 @@
-"""What is visible before it is durable: while it is being written a copy in memory, which clients map, stands for it."""
+"""What is visible before it is durable: while it is being written memory that clients map stands for it, into which its bytes
+came, or were copied."""
 
 from __future__ import annotations
 
@@ -44,12 +45,15 @@ class Acceptance:
             # Who is answered at once would never be told of a disk that takes nothing.
             return self._none()
         pairs = [(upload.granted[index], upload.arrived[index]) for index in sorted(upload.arrived)]
-        kept = await self._copied(upload, [pair for pair in pairs if pair[0].item.to_ssd])
+        on_ssd = [pair for pair in pairs if pair[0].item.to_ssd]
+        kept = await self._copied(upload, [pair for pair in on_ssd if pair[1].shown is None])
         if kept is None:
             return self._none()
         if not engine.core.is_open(upload.reservation_id):
             self._let_go(kept)
             return self._none()
+        engine.counts["accepted_copied_bytes_total"] += sum(place.length for place, _ in kept)
+        kept += self._shown(upload, [pair for pair in on_ssd if pair[1].shown is not None])
         self._kept[upload.reservation_id] = kept
         visible: list[ItemId] = []
         size = 0
@@ -95,6 +99,17 @@ class Acceptance:
     def _none(self) -> CommitReport | None:
         self._engine.counts["accepted_as_durable_total"] += 1
         return None
+
+    def _shown(self, upload: Upload, pairs: Sequence[Pair]) -> list[tuple[Place, Slot]]:
+        """Those that lie already where they are to be found. From here on they are ended as the copies are: not before their
+        write is over, which is made from there."""
+        shown: list[tuple[Place, Slot]] = []
+        for granted, incoming in pairs:
+            slot, incoming.shown = incoming.shown, None
+            assert slot is not None
+            self._engine.reader.show(_item(upload, granted, incoming), slot)
+            shown.append((_place(upload, granted), slot))
+        return shown
 
     async def _copied(self, upload: Upload, pairs: Sequence[Pair]) -> list[tuple[Place, Slot]] | None:
         """Copies of all of them, pinned, at the places at which they are going to be found; None without room."""

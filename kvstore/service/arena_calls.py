@@ -88,12 +88,14 @@ class ArenaCalls:
         await _check_places(request, arena.bytes)
         pieces: dict[int, Piece] = {}
         taken = 0
+        left: list[Incoming] = []
         job: Future[None] | None = None
         try:
             async for part in in_parts(range(len(request.items))):
                 for number in part:
                     item = request.items[number]
                     incoming = engine.uploads.start(upload, item.item, item.length, encode.take_checks(item))
+                    left.append(incoming)
                     taken += incoming.length
                     pieces[item.item] = incoming, request.offset[number], upload.slices(item.item)
             if taken <= FRAME_BYTES and len(pieces) <= ITEMS_AT_ONCE:
@@ -102,11 +104,11 @@ class ArenaCalls:
                 job = self._copying(arena, list(pieces.values()))
                 await asyncio.wrap_future(job)
             engine.uploads.finish(upload, {index: piece[0] for index, piece in pieces.items()})
-            stored, taken = taken, 0
+            left = []
         finally:
-            self._after(job, partial(engine.uploads.drop, upload, taken))
-        engine.counts["arena_written_bytes_total"] += stored
-        return pb.WriteReply(items=len(pieces), bytes=stored)
+            self._after(job, partial(engine.uploads.drop, upload, left))
+        engine.counts["arena_written_bytes_total"] += taken
+        return pb.WriteReply(items=len(pieces), bytes=taken)
 
     def _copying(self, arena: Arena, pieces: list[Piece]) -> Future[None]:
         """All of them are copied out of the arena and summed up when it is over."""

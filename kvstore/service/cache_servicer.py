@@ -3,6 +3,7 @@
 # ruff: noqa: N802 -- the methods have the names of the wire contract
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import grpc.aio
@@ -69,10 +70,10 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     @answering
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupReply:
-        engine = self._engine
-        begin = engine.time.monotonic()
+        engine, monotonic = self._engine, self._engine.time.monotonic
+        begin = monotonic()
         reply = await self._lookups.look(request, self._session(context) if request.lease else None, context)
-        engine.lookup_seconds += engine.time.monotonic() - begin - reply.waited_seconds
+        engine.lookup_seconds += monotonic() - begin - reply.waited_seconds
         return reply
 
     @answering
@@ -142,7 +143,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                 )
             upload = self._engine.uploads.get(first.reservation_id, session.id)
             arrived: dict[int, Incoming] = {}
-            taken = 0
+            left: Iterable[Incoming] = arrived.values()
             try:
                 receiver = Receiver()
                 frame: pb.WriteFrame | None = first
@@ -166,7 +167,6 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                         incoming = self._engine.uploads.start(
                             upload, item.item, item.length, encode.take_checks(item)
                         )
-                        taken += incoming.length
                         arrived[item.item] = incoming
                         announced.append(incoming)
                     for incoming in receiver.accept(announced, frame.data):
@@ -176,10 +176,10 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                     )
                 receiver.finish()
                 self._engine.uploads.finish(upload, arrived)
-                stored, taken = taken, 0
+                left = ()
             finally:
-                self._engine.uploads.drop(upload, taken)
-        return pb.WriteReply(items=len(arrived), bytes=stored)
+                self._engine.uploads.drop(upload, left)
+        return pb.WriteReply(items=len(arrived), bytes=sum(each.length for each in arrived.values()))
 
     @answering
     async def OpenArena(self, request: pb.OpenArenaRequest, context: Context) -> pb.OpenArenaReply:

@@ -108,7 +108,7 @@ class Engine:
         self.staging = Staging(config.staging_bytes)
         self.counts: Counter[str] = Counter()
         self.tenants = Tenancy(time.monotonic, self.counts)
-        self.uploads = Uploads(self.staging, self.tenants)
+        self.uploads = Uploads(self.staging, self.tenants, reader.memory)
         self.acceptance = Acceptance(self)
         self.flights = Flights(FlightTable(seconds=core.reservation_seconds), time.monotonic)
         self.sessions = Sessions(boot=boot, limit=config.sessions, on_end=self._end_session)
@@ -294,6 +294,7 @@ class Engine:
                 granted=granted,
                 deadline=now + self.core.reservation_seconds,
                 tenant=info.tenant,
+                shown_in=info.tenant if session.accepts else None,
             )
         return result
 
@@ -302,6 +303,7 @@ class Engine:
     ) -> CommitReport:
         """What has become visible. ACCEPTED: before it is durable, where memory has room for it meanwhile."""
         upload = self.uploads.get(reservation_id, session.id)
+        session.accepts = durability is Durability.ACCEPTED
         self.writer.check_accepts()
         self.core.commit_list(reservation_id, session.id)
         self.uploads.close(upload)

@@ -132,6 +132,7 @@ def figures(engine: Engine) -> dict[str, float]:
         "accepted_items_total",
         "accepted_bytes_total",
         "accepted_as_durable_total",
+        "accepted_copied_bytes_total",
         "committed_items_total",
         "committed_bytes_total",
         "damaged_total",

@@ -10,6 +10,7 @@ import xxhash
 from isal import isal_zlib
 
 from kvstore.errors import DamagedBytes, InvalidArgument, LimitExceeded
+from kvstore.memory import Slot as Shown
 from kvstore.store.buffers import Slot
 from kvstore.store.format import PayloadSums, payload_sums
 from kvstore.types import BytesLike, Checks
@@ -59,13 +60,19 @@ class Cutter(Generic[H]):
 
 class Incoming:
     """The bytes of one item on their way in: exactly `length` of them, checked against its checksums at the end. They
-    are put together in `slot`, if there is one."""
+    are put together in `slot`, if there is one, which lies in the pages of `shown` where that is given: a slot that was begun
+    for them in memory that clients map."""
 
-    def __init__(self, name: str, length: int, checks: Checks, slot: Slot | None = None) -> None:
+    def __init__(
+        self, name: str, length: int, checks: Checks, slot: Slot | None = None, *, shown: Shown | None = None
+    ) -> None:
         self.name = name
         self.length = length
         self.checks = checks
         self.slot = slot
+        self.shown = shown
+        """None once others end it, or it has ended."""
+        self.is_mapped = shown is not None
         self._buffer = bytearray(length) if slot is None else slot.payload
         assert len(self._buffer) == length
         self._filled = 0

@@ -20,6 +20,7 @@ from kvstore.service.cache_servicer import CacheServicer
 from kvstore.service.callers import CallerCheck
 from kvstore.service.engine import Engine
 from kvstore.service.handlers import handlers
+from kvstore.service.logs import JSON, naming
 from kvstore.service.probe_servicer import ProbeServicer
 from kvstore.service.process import others_may_read
 from kvstore.service.spans import Spans
@@ -225,8 +226,11 @@ class Listeners:
         )
 
     def _around(self, name: str, method: Any) -> Any:
-        timed = self._engine.slow.around(name, method)
-        return timed if self._spans is None else self._spans.around(name, timed)
+        around = self._engine.slow.around(name, method)
+        if self._engine.config.log_format == JSON:
+            # Lines for people do not name the call.
+            around = naming(name, around)
+        return around if self._spans is None else self._spans.around(name, around)
 
     def _audited(self, name: str, method: Any) -> Any:
         around = self._around(name, method)

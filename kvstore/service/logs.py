@@ -9,11 +9,14 @@ import secrets
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import Any
 
 from kvstore.errors import ConfigError
+from kvstore.service.slowcalls import Handler
 from kvstore.service.status import Context
 
-LOG_FORMATS = ("text", "json")
+JSON = "json"
+LOG_FORMATS = ("text", JSON)
 REQUEST_METADATA = "x-request-id"
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
@@ -51,6 +54,16 @@ class LoggedCall:
 CURRENT_CALL: ContextVar[LoggedCall | None] = ContextVar("kvstore_call", default=None)
 
 
+def naming(name: str, handler: Handler) -> Handler:
+    """The same handler; lines of the log that it writes say that they are about this call."""
+
+    async def call(request: Any, context: Any) -> Any:
+        CURRENT_CALL.set(LoggedCall(name, context))
+        return await handler(request, context)
+
+    return call
+
+
 class JsonLines(logging.Formatter):
     """Keys: time (UTC), level, logger, message; call, request_id and trace_id where a call is served;
     error, a traceback."""
@@ -84,7 +97,7 @@ def log_to_stderr(log_format: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonLines()
-        if log_format == "json"
+        if log_format == JSON
         else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from kvstore.core import LookupResult
 from kvstore.core.held import SLOTS_AT_ONCE
 from kvstore.errors import InvalidArgument
 from kvstore.service import encode
@@ -14,6 +15,7 @@ from kvstore.service.session import Session
 from kvstore.service.status import Context
 from kvstore.service.tenant_limits import namespace_of_caller
 from kvstore.service.turns import by_turns
+from kvstore.types import KEY_BYTES
 from kvstore.v1 import cache_pb2 as pb
 
 WAIT_SECONDS_MAX = 3600.0
@@ -28,6 +30,13 @@ class LookupCalls:
     ) -> pb.LookupReply:
         """`session` is the caller's where a lease is asked for."""
         engine = self._engine
+        if not (
+            request.wait_seconds
+            or request.announce
+            or len(request.keys) > KEY_BYTES * SLOTS_AT_ONCE
+            or engine.flights.are_open
+        ):
+            return self._at_once(request, NO_SESSION if session is None else session.id)
         wait_seconds = encode.take_seconds(request.wait_seconds, field="wait_seconds", high=WAIT_SECONDS_MAX)
         if session is None:
             for field, value in (("announce", request.announce), ("wait_seconds", wait_seconds)):
@@ -60,11 +69,7 @@ class LookupCalls:
             if session is not None:
                 check_open(session)
         if not (wait_seconds or request.announce or engine.flights.are_open):
-            found = look(lease=request.lease)
-            reply = encode.put_lookup(found, lease_seconds=engine.core.lease_seconds)
-            if found.plan.wait_for:
-                reply.blocks_in_flight = len(found.plan.wait_for)
-            return reply
+            return self._answer(look(lease=request.lease))
         prompt = Prompt(own, info.digest, keys, tokens, info.figures.block_tokens, exact_only)
         waited = Waited()
         if wait_seconds and session is not None:
@@ -86,6 +91,30 @@ class LookupCalls:
             # A call that cannot wait is over in a millisecond, and is not made slower.
             undo = partial(self._undo, reply.lease_id, reply.flight_id, own)
             await send_head(context, undo=undo)
+        return reply
+
+    def _at_once(self, request: pb.LookupRequest, session: str) -> pb.LookupReply:
+        """What most lookups are: no part in flights, and nothing that others would need a turn for."""
+        engine = self._engine
+        info = engine.core.namespace(encode.take_digest(request.namespace))
+        return self._answer(
+            engine.lookup(
+                info.digest,
+                encode.split_keys(request.keys, most=engine.config.keys),
+                prompt_tokens=request.prompt_tokens,
+                costs=encode.take_costs(request.costs),
+                session=session,
+                lease=request.lease,
+                exact_only=is_exact_only(info.profile, encode.take_exactness(request.exactness)),
+                measured=not request.assumed_costs,
+            )
+        )
+
+    def _answer(self, found: LookupResult) -> pb.LookupReply:
+        """Where nobody computes what is missing, unless it is being written already."""
+        reply = encode.put_lookup(found, lease_seconds=self._engine.core.lease_seconds)
+        if found.plan.wait_for:
+            reply.blocks_in_flight = len(found.plan.wait_for)
         return reply
 
     def _undo(self, lease_id: int, flight_id: int, session: str) -> None:

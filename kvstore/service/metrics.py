@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -23,6 +25,11 @@ REQUEST_BYTES_MAX = 16 << 10
 REQUEST_SECONDS_MAX = 5.0
 CONNECTIONS_MAX = 64
 NOT_HERE = b"only GET of /, /metrics and /status.json is here\n"
+NOT_ASKED_SO = b"asked by a host name that is not known here: use an address, or start the service with --metrics-hosts\n"
+
+HOSTS_MAX = 64
+PRIVATE_NAMES = (".localhost", ".local", ".internal", ".svc", ".cluster.local")
+"""Nobody can have a name in the public system that ends so, or one without a dot."""
 
 
 def split_address(text: str, *, field: str = "metrics") -> tuple[str, int]:
@@ -34,6 +41,34 @@ def split_address(text: str, *, field: str = "metrics") -> tuple[str, int]:
             "not an address", field=field, value=text, allowed="HOST:PORT, as in 127.0.0.1:9464 or [::1]:9464"
         )
     return host, int(port)
+
+
+def split_hosts(text: str) -> frozenset[str]:
+    """Host names with commas between them, in small letters."""
+    names = [name.strip().lower() for name in text.split(",") if name.strip()]
+    for name in names:
+        if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", name) or len(name) > 253:
+            raise ConfigError(
+                "not a host name", field="metrics_hosts", value=name, allowed="names with commas between them"
+            )
+    if len(names) > HOSTS_MAX:
+        raise ConfigError(
+            "too many host names", field="metrics_hosts", value=len(names), allowed=f"{HOSTS_MAX} at most"
+        )
+    return frozenset(names)
+
+
+def is_ours(host: str, known: frozenset[str]) -> bool:
+    """Whether a request whose Host header says this may be answered. A page of anybody's, in a browser that may reach this port,
+    can have its own name point here, and would read what is shown; it has no address for a name, none of the `known` ones,
+    and none that only private networks give."""
+    name = host.strip().lower()
+    name = name.partition("]")[0] + "]" if name.startswith("[") else name.partition(":")[0]
+    name = name.removesuffix(".")
+    with suppress(ValueError):
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+        return True
+    return bool(name) and (name in known or "." not in name or name.endswith(PRIVATE_NAMES))
 
 
 HELP = {
@@ -50,8 +85,9 @@ HELP = {
     "accepted_bytes": "bytes of what is visible and not durable yet",
     "accepted_items_total": "items that were visible before they were durable",
     "accepted_bytes_total": "bytes of commits that were answered before they were durable",
+    "accepted_copied_bytes_total": "bytes that were copied once more to be seen before they were durable, since they had not come there",
     "accepted_as_durable_total": "commits that asked to be answered before they were durable, and were not: no room for it",
-    "accepted_lost_total": "blocks and states that were visible and then taken back, since their write failed",
+    "accepted_lost_total": "blocks and states that were visible and never became durable: their write failed, or what they follow was damaged",
     "ssd_read_seconds_per_byte": "as reads for clients took lately; 0 before the first one",
     "memory_allocated_bytes": "shared memory for recent payloads, which clients may map",
     "memory_held_bytes": "recent payloads in shared memory",
@@ -125,11 +161,16 @@ class _Figures(Collector):
 
 class MetricsPage:
     """Answers GET of /metrics, of the status page and of the JSON that it fetches. `snapshot` and `status` are called in
-    the event loop's thread."""
+    the event loop's thread. `hosts`: names in small letters by which it may be asked, besides those that `is_ours` allows."""
 
     def __init__(
-        self, snapshot: Callable[[], Mapping[str, float]], status: Callable[[], Mapping[str, Any]]
+        self,
+        snapshot: Callable[[], Mapping[str, float]],
+        status: Callable[[], Mapping[str, Any]],
+        *,
+        hosts: frozenset[str] = frozenset(),
     ) -> None:
+        self._hosts = hosts
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Figures(snapshot))
         self._pages: dict[bytes, tuple[str, Callable[[], bytes]]] = {
@@ -139,9 +180,12 @@ class MetricsPage:
         }
         self._server: asyncio.Server | None = None
         self._open = 0
+        self._silent: dict[asyncio.StreamWriter, None] = {}
+        """Those that have not sent a whole request yet, the one that has had longest for it first."""
 
     async def start(self, address: str) -> None:
         host, port = split_address(address)
+        self._hosts |= {host.lower()}
         try:
             self._server = await asyncio.start_server(self._serve, host, port, limit=REQUEST_BYTES_MAX)
         except OSError as error:
@@ -161,10 +205,15 @@ class MetricsPage:
         self._open += 1
         try:
             async with asyncio.timeout(REQUEST_SECONDS_MAX):
-                if self._open > CONNECTIONS_MAX:
+                if self._open > CONNECTIONS_MAX and not self._hang_up():
                     await _answer(writer, "503 Service Unavailable", "text/plain", b"too many connections\n")
                     return
+                self._silent[writer] = None
                 head = await reader.readuntil(b"\r\n\r\n")
+                self._silent.pop(writer, None)
+                if not all(is_ours(name, self._hosts) for name in _hosts_of(head)):
+                    await _answer(writer, "421 Misdirected Request", "text/plain", NOT_ASKED_SO)
+                    return
                 method, _, rest = head.partition(b" ")
                 path = rest.partition(b" ")[0].partition(b"?")[0]
                 if method != b"GET" or path not in self._pages:
@@ -181,7 +230,26 @@ class MetricsPage:
             log.debug("metrics connection ended early: %s", error)
         finally:
             self._open -= 1
+            self._silent.pop(writer, None)
             writer.close()
+
+    def _hang_up(self) -> bool:
+        """On who has said nothing for longest: whoever does ask is not to wait for those that do not. False where all ask."""
+        for writer in self._silent:
+            del self._silent[writer]
+            writer.transport.abort()
+            return True
+        return False
+
+
+def _hosts_of(head: bytes) -> list[str]:
+    """What the Host headers say, of which there is one; none in what no browser sends."""
+    lines = head.decode("latin-1").split("\r\n")[1:]
+    return [
+        value
+        for name, colon, value in (line.partition(":") for line in lines)
+        if name.strip().lower() == "host"
+    ]
 
 
 async def _answer(writer: asyncio.StreamWriter, status: str, content_type: str, body: bytes) -> None:

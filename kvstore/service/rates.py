@@ -29,7 +29,7 @@ class ReadRate:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._is_measured = False
+        self._rate = 0.0
         self._seconds = PRIOR_BYTES * Costs().seconds_per_ssd_byte
         self._bytes = float(PRIOR_BYTES)
 
@@ -39,13 +39,12 @@ class ReadRate:
             left = max(0.0, 1.0 - length / KEPT_BYTES)
             self._seconds = self._seconds * left + seconds
             self._bytes = self._bytes * left + length
-            self._is_measured = True
+            self._rate = self._seconds / self._bytes
 
     @property
     def seconds_per_byte(self) -> float:
         """0 before anything was read."""
-        with self._lock:
-            return self._seconds / self._bytes if self._is_measured else 0.0
+        return self._rate
 
 
 class Rates:
@@ -55,11 +54,15 @@ class Rates:
         self.reads = reads
         # What was given last, and what is known with it.
         self._reported: OrderedDict[NamespaceDigest, tuple[Costs, Costs]] = OrderedDict()
+        self._newest: tuple[NamespaceDigest, Costs] | None = None
         # What was completed last: as given, at which rate of reads, the answer. Gone when more is known.
         self._completed: dict[NamespaceDigest, tuple[Costs, float, Costs]] = {}
 
     def report(self, namespace: NamespaceDigest, given: Costs) -> None:
         """A caller has measured these: they hold for others of the namespace that know less."""
+        if self._newest is not None and self._newest[1] is given and self._newest[0] == namespace:
+            return
+        self._newest = namespace, given
         last = self._reported.get(namespace)
         # Mostly it is the same object, which takes no comparison of all rates.
         if last is not None and (last[0] is given or last[0] == given):

@@ -232,6 +232,11 @@ class Reader:
         slot.about = row_of(item, slot)
         return slot
 
+    def show(self, item: FetchItem, slot: Slot) -> None:
+        """A slot that was begun at the item's place, and filled, lies as if it had been read: others find it there. It stays
+        pinned for the caller, as what `kept` gives."""
+        self._finish(item, slot, came=True)
+
     async def kept(self, items: Sequence[FetchItem], domain: str, executor: Executor) -> list[Slot] | None:
         """What no log has yet: each payload copied into a slot by which others find it at its place, pinned for the caller, who
         forgets the place in the end. None without room for all of them."""

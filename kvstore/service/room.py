@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from kvstore.clock import Clock
 from kvstore.errors import DeviceError, InvalidArgument, NoSpace
 from kvstore.store.base import Cheapest, Place, RecordLog, Space
 from kvstore.store.wear import CopyAllowance, WearBudget
@@ -30,6 +31,10 @@ DISCARDS_AT_ONCE = 2000
 
 LEAST_GAIN_PER_SEGMENT = 64
 """A clean that wins back less than this part of a segment is not repeated until more is dead."""
+
+
+CLEAN_AGAIN_SECONDS = 600.0
+"""When a segment is tried again that the device kept from being copied: what kept it may be over."""
 
 
 class InThread(Protocol):
@@ -77,7 +82,9 @@ class RoomMaker:
         segment_bytes: int,
         in_thread: InThread,
         wear: WearBudget,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._log = store
         self._decisions = decisions
         self._segment_bytes = segment_bytes
@@ -85,7 +92,8 @@ class RoomMaker:
         self._wear = wear
         self._allowance = CopyAllowance(segment_bytes)
         self._discards: list[Place] = []
-        self._unreadable: set[int] = set()
+        self._unreadable: dict[int, float] = {}
+        """Segments that could not be copied, and from when on they are tried again."""
         self._still = asyncio.Event()
         self._still.set()
         self._clean_above_dead_bytes = 0
@@ -183,7 +191,7 @@ class RoomMaker:
 
     def _worth_cleaning(self, survey: Survey) -> Cheapest | None:
         cheapest = survey.cheapest
-        if cheapest is None or cheapest.segment_id in self._unreadable:
+        if cheapest is None or self._unreadable.get(cheapest.segment_id, 0.0) > self._clock.monotonic():
             return None
         is_worth = (
             cheapest.live_share <= CLEAN_AT_ALL_BELOW_LIVE_SHARE
@@ -209,7 +217,7 @@ class RoomMaker:
         """Copy forward all that lives in a sealed segment, whatever that wins, so that its file goes. False where it cannot be read, or
         is gone, or going. Raises NoSpace where nothing may go for the copies."""
         await self.make(self._log.largest_append_bytes())
-        self._unreadable.discard(segment_id)
+        self._unreadable.pop(segment_id, None)
         before = self._clean_above_dead_bytes
         self._still.clear()
         try:
@@ -238,10 +246,16 @@ class RoomMaker:
         except NoSpace:
             return False
         except DeviceError as error:
-            # Not tried again, or every commit would fail on this one segment; its blocks leave by eviction.
-            self._unreadable.add(segment_id)
-            log.warning("segment %d cannot be cleaned: %s", segment_id, error)
+            # Not at once again, or every commit would fail on this one segment; its blocks leave by eviction meanwhile.
+            self._unreadable[segment_id] = self._clock.monotonic() + CLEAN_AGAIN_SECONDS
+            log.warning(
+                "segment %d cannot be cleaned, and is tried again in %g s: %s",
+                segment_id,
+                CLEAN_AGAIN_SECONDS,
+                error,
+            )
             return False
+        self._unreadable.pop(segment_id, None)
         if for_hits:
             copied = sum(place.length for place in moves.values())
             self._allowance.copied(copied)

@@ -35,7 +35,7 @@ from kvstore.service.figures import figures
 from kvstore.service.gate import ReadGate
 from kvstore.service.listening import Doors, Listeners
 from kvstore.service.logs import log_to_stderr
-from kvstore.service.metrics import MetricsPage, split_address
+from kvstore.service.metrics import MetricsPage, split_address, split_hosts
 from kvstore.service.opening import STOP_SIGNALS, StartStopped, keep_stop_signals_away, open_store
 from kvstore.service.pins import Pins
 from kvstore.service.process import (
@@ -150,6 +150,7 @@ async def run_service(
     check_bytes_per_day(config.wear)
     if config.metrics:
         split_address(config.metrics)
+    split_hosts(config.metrics_hosts)
     probes = split_address(config.health, field="health") if config.health else None
     spans = spans_to(config.otlp)
     began, tcp = begin(config)
@@ -270,7 +271,9 @@ class _Service:
             ends.callback(engine.writer.stop)
             writing.add_done_callback(partial(_stop_without_writer, stop))
             await engine.writer.alone(engine.writer.room.shrink_to_budget)
-            page = MetricsPage(lambda: figures(engine), lambda: status(engine))
+            page = MetricsPage(
+                lambda: figures(engine), lambda: status(engine), hosts=split_hosts(config.metrics_hosts)
+            )
             if config.metrics:
                 await page.start(config.metrics)
                 ends.push_async_callback(page.stop)

@@ -42,6 +42,8 @@ class Session:
     caller: Caller = LOCAL
     extents: set[Extent] = field(default_factory=set, repr=False)
     """Those whose descriptors it was given: it may read them until it ends."""
+    accepts: bool = False
+    """Whether its last commit asked to be answered before it was durable: the next one is taken to do so too."""
 
     @property
     def takes_memory(self) -> bool:

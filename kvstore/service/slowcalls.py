@@ -6,8 +6,6 @@ import heapq
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from kvstore.service.logs import CURRENT_CALL, LoggedCall
-
 KEPT = 8
 WINDOW_SECONDS = 300.0
 LONG_BY_NATURE = frozenset({"EraseTenant", "Session", "Verify", "Drain"})
@@ -32,30 +30,34 @@ class SlowCalls:
         self._now: list[SlowCall] = []
         self._before: list[SlowCall] = []
         self._began = monotonic()
+        # What a call has to have taken to be kept, while this window lasts.
+        self._least = -1.0
+        self._ends = self._began + WINDOW_SECONDS
 
     def around(self, name: str, handler: Handler) -> Handler:
-        """The same handler, timed; lines of the log say that they are about this call."""
+        """The same handler, timed: two looks at the clock, and more for a call that is kept only."""
+        if name in LONG_BY_NATURE:
+            return handler
+        monotonic = self._monotonic
 
         async def call(request: Any, context: Any) -> Any:
-            CURRENT_CALL.set(LoggedCall(name, context))
-            begin = self._monotonic()
+            begin = monotonic()
             try:
                 return await handler(request, context)
             finally:
-                if name not in LONG_BY_NATURE:
-                    self.note(name, begin)
+                now = monotonic()
+                if now - begin > self._least or now >= self._ends:
+                    self._keep(SlowCall(now - begin, now, name))
 
         return call
 
-    def note(self, name: str, begin: float) -> None:
-        """A call that began at `begin` has ended."""
-        now = self._monotonic()
-        self._turn(now)
-        ended = SlowCall(now - begin, now, name)
+    def _keep(self, ended: SlowCall) -> None:
+        self._turn(ended.ended_mono)
         if len(self._now) < KEPT:
             heapq.heappush(self._now, ended)
         elif ended.seconds > self._now[0].seconds:
             heapq.heapreplace(self._now, ended)
+        self._least = self._now[0].seconds if len(self._now) == KEPT else -1.0
 
     def longest(self) -> list[SlowCall]:
         """The longest first."""
@@ -67,4 +69,6 @@ class SlowCalls:
         if windows:
             self._before = self._now if windows == 1 else []
             self._now = []
+            self._least = -1.0
             self._began += windows * WINDOW_SECONDS
+            self._ends = self._began + WINDOW_SECONDS

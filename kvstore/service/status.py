@@ -94,25 +94,28 @@ def answering(method: Callable[[S, R, Context], Awaitable[A]]) -> Callable[[S, R
     @functools.wraps(method)
     async def call(servicer: S, request: R, context: Context) -> A:
         try:
-            return await _answered(servicer, request, context)
-        except grpc.aio.InternalError as error:
-            # gRPC takes no more for a caller that has gone, and logs with a traceback whatever else is raised here.
-            raise asyncio.CancelledError from error
-
-    async def _answered(servicer: S, request: R, context: Context) -> A:
-        try:
             servicer.check_ready()
             if isinstance(request, Unreadable):
                 raise InvalidArgument(f"not a message of this call: {request.why}", field="request")
             return await method(servicer, request, context)
-        except KvstoreError as error:
-            await refuse(context, error)
-        except DecodeError as error:
-            # Of a frame of a stream.
-            await refuse(context, InvalidArgument(f"not a message of this call: {error}", field="frame"))
-        except grpc.aio.InternalError:
-            raise
-        except Exception:  # noqa: BLE001 -- the last line of defence: logged whole, and answered with its number
-            await _abort_unexpected(context, method.__name__)
+        except Exception as error:  # noqa: BLE001 -- the last line of defence
+            # What ends well, as most calls do, is not to pay for a second coroutine around it.
+            await _end(context, error, method.__name__)
 
     return call
+
+
+async def _end(context: Context, error: Exception, method: str) -> NoReturn:
+    """End the call for what its handler raised; to be called while that is being handled."""
+    try:
+        if isinstance(error, KvstoreError):
+            await refuse(context, error)
+        if isinstance(error, DecodeError):
+            # Of a frame of a stream.
+            await refuse(context, InvalidArgument(f"not a message of this call: {error}", field="frame"))
+        if isinstance(error, grpc.aio.InternalError):
+            raise error
+        await _abort_unexpected(context, method)
+    except grpc.aio.InternalError as gone:
+        # gRPC takes no more for a caller that has gone, and logs with a traceback whatever else is raised here.
+        raise asyncio.CancelledError from gone

@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kvstore.core.accepted import accepted_place
 from kvstore.core.base import Granted, Written
 from kvstore.core.steps import ITEMS_AT_ONCE, Steps
 from kvstore.errors import InvalidArgument, UnknownReservation
+from kvstore.memory import BlockCache
+from kvstore.memory import Slot as Shown
 from kvstore.profile.base import Profile
 from kvstore.profile.layout import slice_ends
 from kvstore.service.frames import Incoming
 from kvstore.service.staging import Staging
 from kvstore.service.tenancy import Tenancy
 from kvstore.store.base import Place, Record, RecordKind
-from kvstore.store.buffers import SlotPool
-from kvstore.store.format import LARGE_PAYLOAD_BYTES
+from kvstore.store.buffers import Slot, SlotPool
+from kvstore.store.format import LARGE_PAYLOAD_BYTES, record_span
 from kvstore.types import BlockKey, Checks, ItemId, ItemKind, NamespaceDigest
 
 
 @dataclass(eq=False, slots=True)
 class Upload:
     """The bytes of one reservation. `deadline` is monotonic seconds; `closed`: nothing is taken in any more, since it
-    is being committed or has ended."""
+    is being committed or has ended. `shown_in`: the domain in whose memory its large items are put together, since they are
+    going to be shown there before they are durable; None where nothing says so."""
 
     reservation_id: int
     session: str
@@ -31,6 +35,7 @@ class Upload:
     granted: dict[int, Granted]
     deadline: float
     tenant: str = ""
+    shown_in: str | None = None
     arrived: dict[int, Incoming] = field(default_factory=dict)
     staged_bytes: int = 0
     closed: bool = False
@@ -87,11 +92,13 @@ class Upload:
 
 
 class Uploads:
-    """All uploads, by reservation. Their memory is staging's, and goes back whichever way they end."""
+    """All uploads, by reservation. Their bytes count as staging's, and go back whichever way they end. `memory`: where those lie
+    that are to be shown before they are durable, as far as it has room for them; None where there is none."""
 
-    def __init__(self, staging: Staging, tenants: Tenancy) -> None:
+    def __init__(self, staging: Staging, tenants: Tenancy, memory: BlockCache | None = None) -> None:
         self._staging = staging
         self._tenants = tenants
+        self._memory = memory
         self._slots = SlotPool(staging.limit_bytes)
         self._open: dict[int, Upload] = {}
 
@@ -108,10 +115,11 @@ class Uploads:
         granted: Sequence[Granted],
         deadline: float,
         tenant: str = "",
+        shown_in: str | None = None,
     ) -> None:
         named = {each.index: each for each in granted}
         self._open[reservation_id] = Upload(
-            reservation_id, session, namespace, profile, named, deadline, tenant
+            reservation_id, session, namespace, profile, named, deadline, tenant, shown_in
         )
 
     def get(self, reservation_id: int, session: str) -> Upload:
@@ -150,11 +158,22 @@ class Uploads:
         item = granted.item
         is_for_slot = item.to_ssd and not item.to_pool and length >= LARGE_PAYLOAD_BYTES
         try:
+            shown = self._begun(upload, index, length) if is_for_slot else None
+            if shown is not None:
+                return Incoming(f"item {index}", length, checks, Slot(length, shown.pages), shown=shown)
             slot = self._slots.take(length) if is_for_slot else None
             return Incoming(f"item {index}", length, checks, slot)
         except BaseException:
-            self.drop(upload, length)
+            self._give_back(upload, length)
             raise
+
+    def _begun(self, upload: Upload, index: int, length: int) -> Shown | None:
+        """Where a large item is to be found before it is durable. It has the shape of its record, as what was read has, so
+        that it is written to the disk from there too."""
+        if self._memory is None or upload.shown_in is None:
+            return None
+        place = accepted_place(upload.reservation_id, index, length)
+        return self._memory.begin(upload.shown_in, place, room_bytes=record_span(length))
 
     def finish(self, upload: Upload, arrived: Mapping[int, Incoming]) -> None:
         """All items of a Write call have arrived and have their checksums. Raises as `start` where another call was
@@ -167,9 +186,14 @@ class Uploads:
         upload.arrived.update(arrived)
         upload.staged_bytes += sum(incoming.length for incoming in arrived.values())
 
-    def drop(self, upload: Upload, length: int) -> None:
-        """Bytes of a Write call that failed. Not before nobody writes to them any more, though the upload may have ended long
+    def drop(self, upload: Upload, left: Iterable[Incoming]) -> None:
+        """Items of a Write call that failed. Not before nobody writes to them any more, though the upload may have ended long
         ago."""
+        for incoming in left:
+            self._give_back(upload, incoming.length)
+            self._abandon(incoming)
+
+    def _give_back(self, upload: Upload, length: int) -> None:
         self._staging.give_back(length, upload.session)
         self._tenants.give_back(upload.tenant, length)
 
@@ -215,9 +239,16 @@ class Uploads:
         """Of one item."""
         _, incoming = upload.arrived.popitem()
         upload.staged_bytes -= incoming.length
-        self.drop(upload, incoming.length)
-        if incoming.slot is not None:
+        self._give_back(upload, incoming.length)
+        if incoming.slot is not None and not incoming.is_mapped:
             self._slots.give_back(incoming.slot)
+        self._abandon(incoming)
+
+    def _abandon(self, incoming: Incoming) -> None:
+        """Where it lies in memory that was begun for it, and nobody has shown it."""
+        if incoming.shown is not None and self._memory is not None:
+            self._memory.abandon(incoming.shown)
+            incoming.shown = None
 
     def _check_unwritten(self, upload: Upload, index: int) -> None:
         if index in upload.arrived:

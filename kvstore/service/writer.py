@@ -110,7 +110,12 @@ class Writer:
             written=store.counters()["written_bytes"],
         )
         self.room = RoomMaker(
-            store, self, segment_bytes=segment_bytes, in_thread=self.in_thread, wear=self.wear
+            store,
+            self,
+            segment_bytes=segment_bytes,
+            in_thread=self.in_thread,
+            wear=self.wear,
+            clock=self._clock,
         )
         self._keep_until = 0.0
         self._told_full_at = -math.inf

@@ -8,12 +8,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
 
-from kvstore.errors import DeviceError
+from kvstore.errors import DamagedBytes, DeviceError
 from kvstore.memory import why_not_mapped
 from kvstore.types import Durability
-from kvstore_client import CacheClient, Committed, OpenedNamespace, ReserveOutcome
+from kvstore.v1 import cache_pb2 as pb
+from kvstore.v1 import cache_pb2_grpc
+from kvstore_client import CacheClient, Committed, OpenedNamespace, Reservation, ReserveOutcome
+from kvstore_client.write_messages import write_frames
 from tests.support.calls import look
 from tests.support.chains import Chain, identity_of
 from tests.support.service import short_directory
@@ -223,6 +227,104 @@ async def test_a_writer_that_is_faster_than_the_disk_waits_and_is_not_refused() 
         made.device.let_go()
         last = await task
         assert (last.items, last.durability) == (8, Durability.DURABLE)
+
+
+@asynccontextmanager
+async def accepting_rig(*, cache: int = 64 << 20) -> AsyncIterator[Rig]:
+    """A rig of large blocks whose writer's last commit was answered before it was durable, and is durable now."""
+    async with rig("flash-slim", cache=cache) as made:
+        done = await made.store(made.writer, Chain.of(made.space, 1, seed=100), Durability.ACCEPTED)
+        assert done.durability is Durability.ACCEPTED
+        while (await made.figures())["uploads"]:
+            continue
+        assert (await made.figures())["accepted_copied_bytes_total"] == made.space.block_bytes
+        yield made
+
+
+async def test_a_writer_that_was_answered_early_once_writes_straight_to_where_others_read() -> None:
+    async with accepting_rig() as made:
+        chain = Chain.of(made.space, BLOCKS, seed=1)
+        made.device.hold()
+        done = await made.store(made.writer, chain, Durability.ACCEPTED)
+        assert (done.items, done.durability) == (BLOCKS, Durability.ACCEPTED)
+        assert await made.held(chain) == BLOCKS
+        assert (await made.figures())["accepted_copied_bytes_total"] == made.space.block_bytes
+        made.device.let_go()
+        await made.store(made.other, Chain.of(made.space, 1, seed=2), Durability.DURABLE)
+        figures = await made.figures()
+        assert (figures["accepted_bytes"], figures["staged_bytes"]) == (0, 0)
+        assert await made.held(chain) == BLOCKS
+        # What was put together there is what lies on the disk.
+        read, damaged = await asyncio.to_thread(_verified, made.directory)
+        assert read >= (1 + BLOCKS + 1) * made.space.block_bytes
+        assert damaged == []
+
+
+async def test_a_sync_that_fails_takes_back_what_came_straight_and_its_memory_is_used_again() -> None:
+    async with accepting_rig(cache=6 << 20) as made:
+        chain = Chain.of(made.space, BLOCKS, seed=1)
+        for seed in range(3):
+            chain = Chain.of(made.space, BLOCKS, seed=seed)
+            made.device.hold()
+            assert (
+                await made.store(made.writer, chain, Durability.ACCEPTED)
+            ).durability is Durability.ACCEPTED
+            made.device.let_go(DeviceError("the sync failed"))
+            while (await made.figures())["uploads"]:
+                continue
+            assert await made.held(chain) == 0
+            made.device.error = None
+            # One that succeeds, after which the writer is answered early again.
+            await made.store(made.writer, Chain.of(made.space, 1, seed=50 + seed), Durability.ACCEPTED)
+        figures = await made.figures()
+        assert (figures["accepted_lost_total"], figures["staged_bytes"]) == (3 * BLOCKS, 0)
+        assert (await made.store(made.writer, chain, Durability.ACCEPTED)).items == BLOCKS
+        assert await made.held(chain) == BLOCKS
+
+
+@pytest.mark.parametrize("end", ["abort", "durable", "damaged"])
+async def test_memory_that_was_begun_for_what_is_not_answered_early_goes_back(end: str) -> None:
+    async with accepting_rig(cache=6 << 20) as made:
+        # Of twice as many as memory has room for.
+        for seed in range(5):
+            chain = Chain.of(made.space, BLOCKS, seed=seed)
+            if end == "durable":
+                await made.store(made.writer, Chain.of(made.space, 1, seed=60 + seed), Durability.ACCEPTED)
+                done = await made.store(made.writer, chain, Durability.DURABLE)
+                assert done.durability is Durability.DURABLE
+            else:
+                await asyncio.to_thread(_left_behind, made, chain, end)
+        assert (await made.figures())["staged_bytes"] == 0
+        chain = Chain.of(made.space, BLOCKS, seed=9)
+        assert (await made.store(made.writer, chain, Durability.ACCEPTED)).durability is Durability.ACCEPTED
+        assert await made.held(chain) == BLOCKS
+
+
+def _verified(directory: Path) -> tuple[int, list[pb.Damage]]:
+    """Bytes on the disk, all of which were read, and what of them was found damaged."""
+    with grpc.insecure_channel(f"unix:{directory / 'kvstore.sock'}") as channel:
+        replies = list(cache_pb2_grpc.AdminStub(channel).Verify(pb.VerifyRequest(), timeout=20))
+    assert replies[-1].done
+    return replies[-1].bytes, [damage for reply in replies for damage in reply.damages]
+
+
+def _left_behind(made: Rig, chain: Chain, end: str) -> None:
+    """All bytes of a reservation are sent, the last of them with a wrong checksum if asked for, and then it is given up."""
+    items = [chain.block_item(number) for number in range(BLOCKS)]
+    with made.writer.reserve(made.space.digest, items) as reservation:
+        if end == "damaged":
+            with pytest.raises(DamagedBytes):
+                _send_damaged(reservation, {n: chain.payload(items[n]) for n in reservation.granted})
+        else:
+            reservation.write({number: chain.payload(items[number]) for number in reservation.granted})
+        assert reservation.abort()
+
+
+def _send_damaged(reservation: Reservation, payloads: dict[int, bytes]) -> None:
+    frames = list(write_frames(reservation.id, sorted(payloads.items())))
+    last = next(frame for frame in reversed(frames) if frame.items)
+    last.items[-1].crc32 ^= 1
+    reservation._link.call(reservation._connection, "Write", iter(frames), timeout=20)
 
 
 async def test_without_room_in_memory_it_is_answered_when_it_is_durable() -> None:

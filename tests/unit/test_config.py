@@ -131,6 +131,7 @@ def test_all_options_are_listed_here_so_that_a_new_one_shows() -> None:
         "commit_wait",
         "wear",
         "metrics",
+        "metrics_hosts",
         "health",
         "log_format",
         "otlp",

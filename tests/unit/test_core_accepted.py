@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -84,6 +85,37 @@ def test_it_is_not_called_held_before_it_is_durable(rig: CoreRig) -> None:
     assert [(each.outcome, each.owner_age_seconds) for each in asked] == [(IN_FLIGHT, 3)] * 3
     settle(rig, number)
     assert [each.outcome for each in rig.reserve(items, session="other").outcomes] == [HELD] * 3
+
+
+def test_what_was_accepted_below_a_block_that_turns_out_damaged_is_lost(rig: CoreRig) -> None:
+    keys = rig.keys(range(4 * B))
+    durable = accept(rig, rig.block_items(keys)[:1])
+    settle(rig, durable)
+    number = accept(rig, [*rig.block_items(keys)[1:3], rig.state_item(keys, 3 * B)])
+    assert rig.core.statistics().totals["accepted_lost_total"] == 0
+    gone = rig.core.forget(rig.main, ItemId(keys[0], ItemKind.BLOCK))
+    assert len(gone) == 4
+    totals = rig.core.statistics().totals
+    assert (totals["accepted_lost_total"], totals["orphaned_blocks_total"]) == (3, 2)
+    # Its write being over changes nothing any more.
+    settle(rig, number)
+    assert rig.core.statistics().totals["accepted_lost_total"] == 3
+
+
+def test_approximate_blocks_count_apart_until_they_are_durable(rig: CoreRig) -> None:
+    keys = rig.keys(range(2 * B))
+    number = accept(rig, [replace(item, lineage=Lineage.BOUNDED) for item in rig.block_items(keys)])
+    assert (rig.core.statistics().blocks, rig.core.statistics().bounded_blocks) == (0, 0)
+    rig.core.check_integrity()
+    settle(rig, number)
+    assert (rig.core.statistics().blocks, rig.core.statistics().bounded_blocks) == (2, 2)
+    again = accept(
+        rig, [replace(item, lineage=Lineage.BOUNDED) for item in rig.block_items(rig.keys(range(B, 3 * B)))]
+    )
+    rig.core.clear(rig.main)
+    assert rig.core.statistics().bounded_blocks == 0
+    rig.core.check_integrity()
+    settle(rig, again)
 
 
 def test_a_write_that_failed_takes_it_back_with_what_follows_it(rig: CoreRig) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from kvstore.clock import ManualClock
 from kvstore.errors import ConfigError, DirectoryInUse
-from kvstore.service.logs import JsonLines, log_to_stderr
+from kvstore.service.logs import JsonLines, log_to_stderr, naming
 from kvstore.service.notify import notify_ready
 from kvstore.service.process import Places, holding_sockets, is_open
 from kvstore.service.slowcalls import KEPT, WINDOW_SECONDS, SlowCalls
@@ -42,9 +42,8 @@ async def logged_in_a_call(caller: Caller) -> dict[str, Any]:
     async def handler(request: str, context: Any) -> str:
         return JsonLines().format(record(request))
 
-    calls = SlowCalls(ManualClock().monotonic)
     # As gRPC does: each call is a task of its own.
-    line = await asyncio.create_task(calls.around("Fetch", handler)("late ☂\n", caller))  # type: ignore[arg-type]
+    line = await asyncio.create_task(naming("Fetch", handler)("late ☂\n", caller))  # type: ignore[arg-type]
     found: dict[str, Any] = json.loads(line)
     assert "\n" not in line
     return found

@@ -56,12 +56,12 @@ def test_bytes_that_may_still_be_written_to_count_though_their_reservation_has_e
     arrived = rig.start(upload, 0)
     arrived.feed(memoryview(PAYLOAD))
     rig.uploads.finish(upload, {0: arrived})
-    rig.start(upload, 1)
+    coming = rig.start(upload, 1)
     assert rig.staging.held_bytes == 2 * SIZE
     whole(rig.uploads.ending(1))
     # What has arrived goes with the reservation; who has the rest drops it when nobody writes to it any more.
     assert rig.staging.held_bytes == SIZE
-    rig.uploads.drop(upload, SIZE)
+    rig.uploads.drop(upload, [coming])
     assert rig.staging.held_bytes == 0
 
 
@@ -74,5 +74,5 @@ def test_who_was_late_for_its_reservation_gives_its_bytes_back_once() -> None:
     coming.feed(memoryview(PAYLOAD))
     with pytest.raises(UnknownReservation):
         rig.uploads.finish(upload, {0: coming})
-    rig.uploads.drop(upload, SIZE)
+    rig.uploads.drop(upload, [coming])
     assert rig.staging.held_bytes == 0

@@ -19,6 +19,7 @@ import pytest
 from kvstore.clock import ManualClock
 from kvstore.core import CommitReport
 from kvstore.errors import DeviceError, KvstoreError, LimitExceeded, NoSpace, Unavailable
+from kvstore.service.room import CLEAN_AGAIN_SECONDS
 from kvstore.service.writer import Writer
 from kvstore.store import Place, Record, RecordKind, RecordLog, Wanted, open_log
 from kvstore.store.device import DeviceFile, device_error
@@ -415,6 +416,39 @@ async def test_what_is_discarded_while_it_moves_is_dead_in_its_new_place(
         assert thrown_away
         await made.writer.alone(made.writer.room.survey)
         assert made.log.space().live == sum(place.length for place in made.shelf.places.values())
+
+
+async def test_a_segment_that_could_not_be_copied_is_tried_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with rig(budget_bytes=8 << 20, gather_seconds=0.0) as made:
+        made.shelf.evictable = False
+        for number in range(40):
+            await made.commit("r", [record(f"r{number}", 100_000)])
+        for number in range(0, 40, 2):
+            made.writer.room.discard([made.shelf.places.pop(record(f"r{number}", 100_000).key)])
+        tried: list[int] = []
+        clean = made.log.clean
+
+        def clean_nothing(segment_id: int) -> dict[Place, Place]:
+            tried.append(segment_id)
+            raise DeviceError("the device is away")
+
+        monkeypatch.setattr(made.log, "clean", clean_nothing)
+        stored = refused = 0
+        while refused < 10:
+            try:
+                await made.commit("new", [record(f"new{stored}", 100_000)])
+                stored += 1
+            except NoSpace:
+                refused += 1
+        assert len(tried) == len(set(tried)) > 0
+        monkeypatch.setattr(made.log, "clean", clean)
+        with pytest.raises(NoSpace):
+            await made.commit("new", [record(f"new{stored}", 100_000)])
+        made.clock.advance(CLEAN_AGAIN_SECONDS)
+        await made.commit("new", [record(f"new{stored}", 100_000)])
+        assert made.counts()["cleaned_bytes"] > 0
 
 
 async def test_a_segment_whose_cleaning_won_nothing_is_not_cleaned_twice() -> None:
