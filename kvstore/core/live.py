@@ -247,7 +247,7 @@ class Live:
     def touch_chain(self, slots: array[int], now: float) -> None:
         """A request reads `slots`, the whole chain of the last of them, first block first: else as `touch` of that one."""
         if self.ranks.hear_requests:
-            self.ranks.on_request(np.frombuffer(slots, np.int32))
+            self.ranks.on_request(np.frombuffer(slots, np.int32), now)
         used, second = self.index.used, self.second(now)
         # Uses do not increase along a chain.
         if used[slots[-1]] >= second:

@@ -67,7 +67,7 @@ def lookup(
     way = chosen.chosen
     used = way.compute_from // info.figures.block_tokens
     if lease and not used:
-        live.ranks.on_request(_NOTHING)
+        live.ranks.on_request(_NOTHING, now_wall)
     if not lease or not used:
         return LookupResult(chosen, None, coverage, costs)
     live.leases.check_room(session, used)

@@ -66,11 +66,11 @@ class Ranking:
         for policy in self._each():
             policy.start(order, parents)
 
-    def on_request(self, chain: Handles) -> None:
+    def on_request(self, chain: Handles, now: float) -> None:
         if self._coming is not None and len(chain):
             self._adopt(self._coming, int(chain[-1]))
-            self._coming.on_request(chain)
-        self._policy.on_request(chain)
+            self._coming.on_request(chain, now)
+        self._policy.on_request(chain, now)
 
     def on_insert(self, slot: int, below: int) -> None:
         if self._coming is not None:

@@ -25,7 +25,7 @@ class ArcPolicy(LeafPolicy):
         self._trial = Trial(0.0)
         self._target = 0.0
 
-    def on_request(self, chain: Handles) -> None:
+    def on_request(self, chain: Handles, now: float) -> None:
         self._trial.begin()
         self._renew(chain, _AGAIN)
 

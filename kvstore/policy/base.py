@@ -35,8 +35,9 @@ class EvictionPolicy(Protocol):
         """The handles of a start, oldest first, children before parents, each once, and each one's parent or -1. Nothing is
         ranked yet."""
 
-    def on_request(self, chain: Handles) -> None:
-        """A request begins, and reads these, first one first: a chain from its root on, or nothing."""
+    def on_request(self, chain: Handles, now: float) -> None:
+        """A request begins, and reads these, first one first: a chain from its root on, or nothing. `now`: seconds of the clock
+        by which last uses are told."""
 
     def on_insert(self, handle: int, below: int = NO_HANDLE, tag: int = 0) -> None:
         """A new handle; its parent is `below` (-1: none). `tag`: 64 bits of its key, by which what has left is known again."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvstore.policy.base import NO_HANDLE, Handles
 from kvstore.policy.ghosts import Times
+from kvstore.policy.guard import LruGuard
 from kvstore.policy.leaves import FIRST, Entry, LeafPolicy
 from kvstore.policy.worth import Worth
 
@@ -28,9 +29,11 @@ Rank = tuple[float, int]
 class DensityPolicy(LeafPolicy):
     """A class for how long a prefix the request found, in octaves, with how long ago the handle had been used before, in steps of
     four: what comes back soon did so before, and a request that found nothing is often the last of its kind. `Worth` says
-    what a class is worth at an age; within a class, and among equals, by recency as LRU has it.
+    what a class is worth at an age; within a class, and among equals, by recency as LRU has it. By recency alone while
+    `LruGuard` says that this would have found more.
 
-    Time is counted in requests. A key holds the last use's number above, and below it the place in the chain: root last."""
+    Ages are whole seconds. A key holds the number of the request of the last use above, and below it the place in the chain: root
+    last."""
 
     name = "density"
     remembers = True
@@ -40,9 +43,12 @@ class DensityPolicy(LeafPolicy):
     def __init__(self) -> None:
         super().__init__()
         self._mark = array("I")
+        self._second = array("q")
         self._worth = Worth(self.QUEUES)
         self._left = Times()
-        self._now = 0
+        self._guard = LruGuard()
+        self._began = self._now = 0
+        self._number = 0
         # The handle that was inserted last, and how long a prefix its request had found.
         self._tip, self._found = NO_HANDLE, 0
 
@@ -55,32 +61,40 @@ class DensityPolicy(LeafPolicy):
         # No tags come with what was here before: its own number stands for it while it stays. Alike, all would be one thing
         # that is used again at once.
         order = np.asarray(handles, np.int64)
-        np.frombuffer(self._mark, np.uint32)[order] = _marks(order)
+        if len(order):
+            np.frombuffer(self._mark, np.uint32)[order] = _marks(order)
+            np.frombuffer(self._second, np.int64)[order] = 0
 
     def adopt(self, handle: int, below: int, age: int) -> None:
         super().adopt(handle, below, age)
         self._mark[handle] = _mark(handle)
+        self._second[handle] = 0
 
-    def on_request(self, chain: Handles) -> None:
-        self._now += 1
+    def on_request(self, chain: Handles, now: float) -> None:
+        # What was here before counts as used at the first request.
+        self._began = self._began or max(int(now), 1)
+        self._now = max(self._now, int(now), 1)
+        self._number += 1
+        marks = np.frombuffer(self._mark, np.uint32)[chain]
+        self._guard.begin(marks[marks & np.uint32(self._guard.mask) == 0].tolist(), self._count)
         self._tip, self._found = (int(chain[-1]) if len(chain) else NO_HANDLE), len(chain)
         self._worth.learn(self._count, self._now)
         if not len(chain):
             return
-        keys = np.frombuffer(self._key, np.int64)[chain]
-        gaps = self._now - (np.maximum(keys - FIRST, 0) >> _TURN_BITS)
+        seconds = np.frombuffer(self._second, np.int64)
+        gaps = self._now - np.maximum(seconds[chain], self._began)
         queues = _classes(len(chain), gaps)
-        last = _key(self._now, _LAST_TURN)
+        seconds[chain] = self._now
+        last = _key(self._number, _LAST_TURN)
         self._rank_chain(chain, queues, np.arange(last, last - len(chain), -1))
-        marks = np.frombuffer(self._mark, np.uint32)[chain]
         sampled = np.flatnonzero((marks & np.uint32(self._worth.mask)) == 0)[::-1]
         for mark, queue in zip(marks[sampled].tolist(), queues[sampled].tolist(), strict=True):
             self._worth.use(mark, queue, self._now)
 
     def on_remove(self, handle: int, tag: int = 0) -> None:
-        key = self._key[handle]
-        if key >= FIRST:
-            self._left.add(self._mark[handle], _time(key), self._count)
+        if self._second[handle]:
+            self._left.add(self._mark[handle], self._second[handle], self._count)
+        self._guard.leave()
         super().on_remove(handle, tag)
 
     def _place_of_new(self, handle: int, tag: int) -> tuple[int, int]:
@@ -94,8 +108,12 @@ class DensityPolicy(LeafPolicy):
             self._found += 1
         queue = _class(self._found, None if before is None else now - before)
         above = self._key[parent] if parent != NO_HANDLE else 0
-        key = above - 1 if above >= _key(now, 1) else _key(now, _LAST_TURN)
+        number = self._number
+        key = above - 1 if above >= _key(number, 1) else _key(number, _LAST_TURN)
         self._tip = handle
+        self._second[handle] = now
+        if not mark & self._guard.mask:
+            self._guard.bring(mark)
         if not mark & self._worth.mask:
             self._worth.use(mark, queue, now)
         return queue, key
@@ -108,8 +126,9 @@ class DensityPolicy(LeafPolicy):
         survived = self._survived
         if start == NO_HANDLE:
             survived.clear()
-        heads = [(self._rank_of(number, heap[0][0]), number) for number, heap in enumerate(heaps) if heap]
-        heapq.heapify(heads)
+        heads: list[tuple[Rank, int]] = []
+        for number in range(self.QUEUES):
+            self._offer(heads, number)
         waiting: dict[int, Entry] = {}
         try:
             while heads:
@@ -138,34 +157,40 @@ class DensityPolicy(LeafPolicy):
                 heapq.heappush(heaps[number], entry)
 
     def _offer(self, heads: list[tuple[Rank, int]], number: int) -> None:
-        if self._heaps[number]:
-            heapq.heappush(heads, (self._rank_of(number, self._heaps[number][0][0]), number))
+        heap = self._heaps[number]
+        # What is out of date would be ranked by what its handle has become.
+        while heap and not self._is_current(heap[0], number):
+            heapq.heappop(heap)
+        if heap:
+            heapq.heappush(heads, (self._rank_of(number, heap[0]), number))
 
-    def _rank_of(self, number: int, key: int) -> Rank:
-        return self._worth.at(number, self._now - _time(key)), key
+    def _rank_of(self, number: int, entry: Entry) -> Rank:
+        key, handle = entry
+        if not self._guard.trusts:
+            return 0.0, key
+        return self._worth.at(number, self._now - max(self._second[handle], self._began)), key
 
     # ---- seen from outside ----------------------------------------------------------------------------------
 
     def _grow(self, handle: int) -> None:
         super()._grow(handle)
-        self._mark.frombytes(bytes(4 * (len(self._here) - len(self._mark))))
+        more = len(self._here) - len(self._mark)
+        self._mark.frombytes(bytes(self._mark.itemsize * more))
+        self._second.frombytes(bytes(self._second.itemsize * more))
 
     def memory_bytes(self) -> int:
-        own = self._mark.itemsize * len(self._mark)
-        return super().memory_bytes() + own + self._worth.memory_bytes() + self._left.memory_bytes()
+        own = self._mark.itemsize * len(self._mark) + self._second.itemsize * len(self._second)
+        learned = self._worth.memory_bytes() + self._left.memory_bytes() + self._guard.memory_bytes()
+        return super().memory_bytes() + own + learned
 
     def check_integrity(self) -> None:
         super().check_integrity()
         self._worth.check_integrity()
+        self._guard.check_integrity()
 
 
-def _key(now: int, turn: int) -> int:
-    return FIRST + (now << _TURN_BITS) + turn
-
-
-def _time(key: int) -> int:
-    """Of the use that gave this key; what was here before counts as used at the start."""
-    return max(key - FIRST, 0) >> _TURN_BITS
+def _key(number: int, turn: int) -> int:
+    return FIRST + (number << _TURN_BITS) + turn
 
 
 def _class(found: int, gap: int | None) -> int:

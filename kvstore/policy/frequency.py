@@ -23,7 +23,7 @@ class LfuPolicy(LeafPolicy):
         super().__init__()
         self._time = 0.0
 
-    def on_request(self, chain: Handles) -> None:
+    def on_request(self, chain: Handles, now: float) -> None:
         keys = np.frombuffer(self._key, np.int64)[chain]
         scores = np.maximum(keys - FIRST, 0) / self._STEPS
         keys = FIRST + (np.logaddexp2(scores, self._time) * self._STEPS).astype(np.int64)
@@ -47,7 +47,7 @@ class GdsfPolicy(LeafPolicy):
         self._uses = array("I")
         self._inflation = self._LEAST
 
-    def on_request(self, chain: Handles) -> None:
+    def on_request(self, chain: Handles, now: float) -> None:
         uses = np.frombuffer(self._uses, np.uint32)
         uses[chain] += 1
         worth = self._inflation + uses[chain].astype(np.int64)

@@ -89,7 +89,7 @@ class LeafPolicy(ABC):
         self._enter(handle, below)
         self._rank(handle, self.QUEUE_AT_START, age)
 
-    def on_request(self, chain: Handles) -> None:  # noqa: B027 - a choice, not a gap
+    def on_request(self, chain: Handles, now: float) -> None:  # noqa: B027 - a choice, not a gap
         """Nothing, unless a subclass says so."""
 
     def on_insert(self, handle: int, below: int = NO_HANDLE, tag: int = 0) -> None:

@@ -34,7 +34,7 @@ class LruPolicy:
     def __len__(self) -> int:
         return self._count
 
-    def on_request(self, chain: Handles) -> None:
+    def on_request(self, chain: Handles, now: float) -> None:
         """Touches say all."""
 
     def on_insert(self, handle: int, below: int = -1, tag: int = 0) -> None:

@@ -26,7 +26,7 @@ class SievePolicy(LeafPolicy):
         self._hand = -1
         self._ahead = 0
 
-    def on_request(self, chain: Handles) -> None:
+    def on_request(self, chain: Handles, now: float) -> None:
         np.frombuffer(self._used, np.uint8)[chain] = 1
 
     def _place_of_new(self, handle: int, tag: int) -> tuple[int, int]:
@@ -78,7 +78,7 @@ class SlruPolicy(LeafPolicy):
         super().__init__()
         self._trial = Trial(0.2)
 
-    def on_request(self, chain: Handles) -> None:
+    def on_request(self, chain: Handles, now: float) -> None:
         self._trial.begin()
         self._renew(chain, _PROVEN)
 
@@ -107,7 +107,7 @@ class S3FifoPolicy(LeafPolicy):
         self._ghosts = Ghosts()
         self._trial = Trial(0.1)
 
-    def on_request(self, chain: Handles) -> None:
+    def on_request(self, chain: Handles, now: float) -> None:
         self._trial.begin()
         uses = np.frombuffer(self._uses, np.uint8)
         uses[chain] = np.minimum(uses[chain] + 1, self.USES_MAX)
@@ -162,7 +162,7 @@ class TwoQueuePolicy(LeafPolicy):
         self._ghosts = Ghosts()
         self._trial = Trial(0.25)
 
-    def on_request(self, chain: Handles) -> None:
+    def on_request(self, chain: Handles, now: float) -> None:
         self._trial.begin()
         proven = chain[self._queues_of(chain) == _PROVEN]
         self._renew(proven, _PROVEN)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 BUCKETS = 40
 """Of ages: 0, then two to an octave."""
 
-SAMPLE_MAX = 1 << 14
+SAMPLE_MAX = 1 << 15
 HORIZON = 64
 """A sample is to reach back over so many uses for each that is held. It begins with all marks, and has half of them whenever
 SAMPLE_MAX has no room for more and it does not reach so far."""

@@ -30,6 +30,7 @@ class Tree:
         self.parent: dict[int, int] = {}
         self.free: list[int] = []
         self.most = 0
+        self.now = 0.0
 
     def chain(self, handle: int) -> list[int]:
         found = []
@@ -51,7 +52,8 @@ class Tree:
                 break
             chain.append(found)
             handle = found
-        self.policy.on_request(np.array(chain, np.int32))
+        self.now += 1
+        self.policy.on_request(np.array(chain, np.int32), self.now)
         if chain:
             self.policy.on_touch(chain[::-1])
         for depth in range(len(chain) + 1, len(path) + 1):

@@ -108,5 +108,5 @@ def test_what_was_here_before_is_told_apart_when_it_is_used() -> None:
         switched.adopt(handle, handle - 1, handle)
     for policy in (started, switched):
         before = policy.memory_bytes()
-        policy.on_request(chain)
+        policy.on_request(chain, 1.0)
         assert policy.memory_bytes() >= before + SAMPLE_BYTES * (len(chain) // 4)
