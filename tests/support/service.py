@@ -46,6 +46,9 @@ class ServiceProcess:
     """One service on `directory`; options are those of ServiceConfig over SMALL. `tracer`: a command that runs it, in the
     same process. Used as a context manager it is ready inside, and killed and reaped on leaving, whatever state it is in."""
 
+    program = _PROGRAM
+    """What the interpreter runs, with the options as JSON."""
+
     def __init__(self, directory: Path, *, tracer: Sequence[str] = (), **options: Any) -> None:
         self.directory = directory
         self.options = {**SMALL, **options, "dir": str(directory)}
@@ -72,7 +75,7 @@ class ServiceProcess:
         assert self._process is None, "the service runs already"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._tracer, sys.executable, "-c", _PROGRAM, json.dumps(self.options)],
+                [*self._tracer, sys.executable, "-c", self.program, json.dumps(self.options)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
