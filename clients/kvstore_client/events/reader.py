@@ -85,7 +85,8 @@ class EventReader:
                 yield batch
 
     def read(self, *, timeout: float) -> Batch | None:
-        """The next batch; None where none has come within `timeout` seconds."""
+        """The next batch; None where none has come within `timeout` seconds, and the `answer_seconds` of a question that began in them. An
+        answer is kept whole until it is read: as much as the publisher keeps."""
         deadline = time.monotonic() + timeout
         if self._next is None and self._replay_endpoint and not self._ready:
             self._ask(0)
