@@ -1,5 +1,5 @@
-"""Developer chores that are more than one line: `python ops/dev.py proto` makes the generated code again, `golden` a directory of
-a new disk format for the tests."""
+"""Developer chores that are more than one line: `python ops/dev.py proto` makes the generated code again, `golden`
+directories of a new disk format, and the client of a new protocol, for the tests."""
 
 from __future__ import annotations
 
@@ -72,9 +72,11 @@ def main(argv: list[str]) -> int:
             [sys.executable, ROOT / "ops" / "mutations.py", *argv[1:]], check=False
         ).returncode
     if argv == ["golden"]:
-        return subprocess.run(
-            [sys.executable, "-m", "tests.golden.directories"], cwd=ROOT, check=False
-        ).returncode
+        made = [
+            subprocess.run([sys.executable, "-m", f"tests.golden.{what}"], cwd=ROOT, check=False).returncode
+            for what in ("directories", "clients")
+        ]
+        return min(made)
     print("usage: python ops/dev.py proto|proto-check|manifests|mutations|golden", file=sys.stderr)
     return 2
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeGuard
 from kvstore.errors import ALL_ERRORS, KvstoreError, Unavailable
 
 PROTOCOL = 1
+"""The one that this client speaks."""
 HELLO_BYTES_MAX = 4096
 NUMBER_DIGITS = 32
 
@@ -41,16 +42,40 @@ class HelloLine:
         return _parse(self._line) if self._line.endswith(b"\n") else None
 
 
-def check_hello(protocol: object, number: object, boot: object, *, said: object) -> Hello:
-    """`said`: all of it, for the error."""
-    if protocol != PROTOCOL or not (_is_number(number) and _is_number(boot)):
+def check_hello(oldest: object, newest: object, number: object, boot: object, *, said: object) -> Hello:
+    """`oldest`, `newest`: the protocols that the service speaks; `newest` None or 0: the same. `said`: all of it, for the error."""
+    if not is_spoken(oldest, newest):
         raise Unavailable(
-            "the service's hello is not of this protocol; use a client and a service of one version",
+            f"the service does not speak this client's protocol; {_what_to_do(oldest, newest)}",
+            field="hello",
+            value=said,
+            allowed=f"protocol {PROTOCOL}",
+        )
+    if not (_is_number(number) and _is_number(boot)):
+        raise Unavailable(
+            "the service's hello names no session",
             field="hello",
             value=said,
             allowed=f"protocol {PROTOCOL} with session and boot",
         )
     return Hello(number, boot)
+
+
+def is_spoken(oldest: object, newest: object) -> bool:
+    """Whether the service speaks this client's protocol."""
+    return _is_protocol(oldest) and oldest <= PROTOCOL <= (newest if _is_protocol(newest) else oldest)
+
+
+def _what_to_do(oldest: object, newest: object) -> str:
+    if _is_protocol(oldest) and oldest > PROTOCOL:
+        return "it is newer and no longer serves it: use a client of its release"
+    if _is_protocol(oldest):
+        return "it is older: upgrade the service before its clients"
+    return "use a client and a service of one version"
+
+
+def _is_protocol(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _parse(line: bytes) -> Hello:
@@ -60,11 +85,13 @@ def _parse(line: bytes) -> Hello:
         hello = None
     if not isinstance(hello, dict):
         hello = {}
-    if hello.get("protocol") == PROTOCOL and "error" in hello:
+    if is_spoken(hello.get("protocol"), hello.get("newest")) and "error" in hello:
         raise ALL_ERRORS.get(str(hello["error"]), KvstoreError)(
             str(hello.get("message", "the service refused a session"))
         )
-    return check_hello(hello.get("protocol"), hello.get("session"), hello.get("boot"), said=line[:60])
+    return check_hello(
+        hello.get("protocol"), hello.get("newest"), hello.get("session"), hello.get("boot"), said=line[:60]
+    )
 
 
 def _is_number(value: object) -> TypeGuard[str]:

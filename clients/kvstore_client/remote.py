@@ -106,7 +106,8 @@ def hello_of(said: pb.SessionHello | grpc.RpcError | None, address: RemoteAddres
         raise no_remote_session(said, address) from said
     if said is None:
         raise Unavailable("the service gave no session", field="address", value=address)
-    return check_hello(said.protocol, said.session, said.boot, said=f"protocol {said.protocol}")
+    spoken = f"protocol {said.protocol} to {said.newest or said.protocol}"
+    return check_hello(said.protocol, said.newest, said.session, said.boot, said=spoken)
 
 
 def no_remote_session(error: grpc.RpcError, address: RemoteAddress) -> KvstoreError:

@@ -21,7 +21,10 @@ from kvstore.types import BootId
 
 log = logging.getLogger(__name__)
 
+OLDEST_PROTOCOL = 1
+"""Of clients that are served; it is raised where serving them costs more than upgrading them."""
 PROTOCOL = 1
+"""The newest one that is spoken here."""
 SESSION_METADATA = "kvstore-session"
 _PEER = struct.Struct("=iII")  # pid, uid, gid
 
@@ -188,7 +191,7 @@ class _Connection(asyncio.Protocol):
         except LimitExceeded as error:
             self._refuse({"error": error.code, "message": str(error)})
             return
-        self._say({"protocol": PROTOCOL, "session": self._session.id, "boot": self._sessions.boot.hex()})
+        self._say({**_spoken(), "session": self._session.id, "boot": self._sessions.boot.hex()})
 
     def data_received(self, data: bytes) -> None:
         # The connection carries nothing from the client: whatever this is, it is not one of ours.
@@ -237,12 +240,16 @@ class _Connection(asyncio.Protocol):
     def _refuse(self, line: dict[str, object]) -> None:
         self._sessions.refused_total += 1
         log.warning("refused a session: %s", line["message"])
-        self._say({"protocol": PROTOCOL, **line})
+        self._say({**_spoken(), **line})
         self._close()
 
     def _close(self) -> None:
         assert self._transport is not None
         self._transport.close()
+
+
+def _spoken() -> dict[str, object]:
+    return {"protocol": OLDEST_PROTOCOL, "newest": PROTOCOL}
 
 
 def _peer(connection: socket.socket) -> tuple[int, int, int] | None:

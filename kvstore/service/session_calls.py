@@ -7,7 +7,7 @@ import grpc.aio
 from kvstore.errors import InvalidArgument, KvstoreError, Unavailable, UnknownSession
 from kvstore.service.callers import current_caller
 from kvstore.service.engine import Engine
-from kvstore.service.session import PROTOCOL
+from kvstore.service.session import OLDEST_PROTOCOL, PROTOCOL
 from kvstore.service.status import Context
 from kvstore.service.waiting import until_end
 from kvstore.v1 import cache_pb2 as pb
@@ -26,7 +26,9 @@ class SessionCalls:
         engine.check_open()
         sessions = engine.sessions
         session = sessions.begin(0, lambda: sessions.end(session), caller=current_caller())
-        hello = pb.SessionHello(protocol=PROTOCOL, session=session.id, boot=sessions.boot.hex())
+        hello = pb.SessionHello(
+            protocol=OLDEST_PROTOCOL, newest=PROTOCOL, session=session.id, boot=sessions.boot.hex()
+        )
         try:
             await until_end(context.write(hello), session=session, seconds=HELLO_SECONDS, late=_late)
             said = await until_end(context.read(), session=session, seconds=None, late=_late)

@@ -87,14 +87,16 @@ class SessionRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SessionHello(_message.Message):
-    __slots__ = ("protocol", "session", "boot")
+    __slots__ = ("protocol", "session", "boot", "newest")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     session: str
     boot: str
-    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[str] = ..., boot: _Optional[str] = ...) -> None: ...
+    newest: int
+    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[str] = ..., boot: _Optional[str] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class Profile(_message.Message):
     __slots__ = ("name", "geometry")

@@ -17,12 +17,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import zmq
-
-from kvstore.events.stream import END_SEQUENCE
 from kvstore.profile.registry import get_profile
-from kvstore_client import CacheClient, OpenedNamespace
-from kvstore_client.events import AllBlocksCleared, BlockRemoved, BlockStored, EventReader, PromptBook, packed
+from kvstore_client import CacheClient
+from kvstore_client.events import AllBlocksCleared, BlockRemoved, BlockStored, EventReader, PromptBook, Relay
 from tests.support.chains import Chain, identity_of
 from tests.support.events import free_port
 from tests.support.service import ServiceProcess, short_directory
@@ -102,39 +99,6 @@ def indexer(events: str, replay: str) -> Iterator[Indexer]:
         process.wait(20)
 
 
-class Bridge:
-    """Passes a store's events on with the tokens that it has seen, under the store's numbers."""
-
-    def __init__(self, told: dict[str, str], space: OpenedNamespace) -> None:
-        self._ends = ExitStack()
-        self.book = PromptBook(space.digest, block_tokens=space.block_tokens)
-        self._reader = self._ends.enter_context(
-            EventReader(told["events"], replay=told["events_replay"], quiet_seconds=0.2)
-        )
-        context = self._ends.enter_context(zmq.Context())
-        self._pub = self._ends.enter_context(context.socket(zmq.PUB))
-        self._router = self._ends.enter_context(context.socket(zmq.ROUTER))
-        self.events = f"tcp://127.0.0.1:{self._pub.bind_to_random_port('tcp://127.0.0.1')}"
-        self.replay = f"tcp://127.0.0.1:{self._router.bind_to_random_port('tcp://127.0.0.1')}"
-        self._kept: list[tuple[bytes, bytes]] = []
-
-    def step(self) -> None:
-        while (batch := self._reader.read(timeout=0.1)) is not None:
-            events = [self.book.described(event) for event in batch.events]
-            number, payload = batch.sequence.to_bytes(8, "big"), packed(events, ts=batch.ts)
-            self._kept.append((number, payload))
-            self._pub.send_multipart([b"", number, payload])
-        while self._router.poll(0):
-            asker, _, start = self._router.recv_multipart()
-            for number, payload in self._kept:
-                if number >= start:
-                    self._router.send_multipart([asker, b"", number, payload])
-            self._router.send_multipart([asker, b"", END_SEQUENCE, b""])
-
-    def close(self) -> None:
-        self._ends.close()
-
-
 def tokens_of(seed: int, blocks: int) -> list[int]:
     """As Chain.of has them."""
     return [(seed * 1_000_003 + i * 7) % 50_000 for i in range(blocks * SIZE)]
@@ -149,29 +113,34 @@ def test_the_real_indexer_finds_what_the_store_holds(require: Callable[[str, boo
         client = ends.enter_context(CacheClient(directory, owner="w"))
         space = client.open_namespace(identity_of(), name="m")
         first, second = Chain.of(space, 8, seed=1), Chain.of(space, 5, seed=2)
-        bridge = Bridge(told, space)
-        ends.callback(bridge.close)
-        bridge.book.note(tokens_of(1, 8))
-        bridge.book.note(tokens_of(2, 5))
+        reader = ends.enter_context(
+            EventReader(told["events"], replay=told["events_replay"], quiet_seconds=0.2)
+        )
+        events, again = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+        book = PromptBook(space.digest, block_tokens=space.block_tokens)
+        relay = ends.enter_context(Relay(reader, book, endpoint=events, replay=again))
+        relay.note(tokens_of(1, 8))
         # What is there before the indexer, what comes with states beside it, and what leaves.
         first.store(client, last=6)
-        found = ends.enter_context(indexer(bridge.events, bridge.replay))
-        found.until(0, tokens_of(2, 5), bridge.step)
+        found = ends.enter_context(indexer(events, again))
+        found.until(0, tokens_of(2, 5), relay.step)
         first.store(client, first=6, states=[7])
-        found.until(8 * SIZE, tokens_of(1, 8), bridge.step)
+        found.until(8 * SIZE, tokens_of(1, 8), relay.step)
         second.store(client, states=[4], to_pool=True)
-        found.until(5 * SIZE, tokens_of(2, 5), bridge.step)
+        # A prompt that is seen after its blocks were stored.
+        relay.note(tokens_of(2, 5))
+        found.until(5 * SIZE, tokens_of(2, 5), relay.step)
         client.clear(namespace=space.digest)
-        found.until(0, tokens_of(1, 8), bridge.step)
+        found.until(0, tokens_of(1, 8), relay.step)
         second.store(client)
-        found.until(5 * SIZE, tokens_of(2, 5), bridge.step)
+        found.until(5 * SIZE, tokens_of(2, 5), relay.step)
         client.close()
         service.restart()
-        with CacheClient(directory, owner="w") as again:
-            again.open_namespace(identity_of(), name="m")
-            first.store(again)
-            found.until(8 * SIZE, tokens_of(1, 8), bridge.step)
-        found.until(5 * SIZE, tokens_of(2, 5), bridge.step)
+        with CacheClient(directory, owner="w") as other:
+            other.open_namespace(identity_of(), name="m")
+            first.store(other)
+            found.until(8 * SIZE, tokens_of(1, 8), relay.step)
+        found.until(5 * SIZE, tokens_of(2, 5), relay.step)
 
 
 def test_the_real_indexer_reads_the_store_s_own_batches(require: Callable[[str, bool, str], None]) -> None:

@@ -50,6 +50,9 @@ class ServiceProcess:
     same process. `before`: Python that its process runs before it imports anything of ours. Used as a context manager it is
     ready inside, and killed and reaped on leaving, whatever state it is in."""
 
+    program = PROGRAM
+    """What the interpreter runs, with the options as JSON."""
+
     def __init__(
         self, directory: Path, *, tracer: Sequence[str] = (), before: str = "", **options: Any
     ) -> None:
@@ -79,10 +82,10 @@ class ServiceProcess:
         """`fresh`: by an interpreter of its own, which is where its starter's thread is, its network namespace too."""
         assert self._process is None, "the service runs already"
         given = json.dumps(self.options)
-        if fresh or self._tracer or self._before:
+        if fresh or self._tracer or self._before or self.program is not PROGRAM:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [*self._tracer, sys.executable, "-c", self._before + PROGRAM, given],
+                    [*self._tracer, sys.executable, "-c", self._before + self.program, given],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -176,7 +176,7 @@ def event_of(tokens: Sequence[int], namespace: bytes = SPACE) -> BlockStored:
 
 def test_who_has_seen_the_prompt_completes_the_event() -> None:
     book = PromptBook(SPACE, block_tokens=4)
-    book.note(range(10))
+    assert book.note(range(10)) == block_keys(SPACE, list(range(8)), block_tokens=4)
     assert len(book) == 2
     described = book.described(event_of(range(8)))
     assert isinstance(described, BlockStored)

@@ -28,6 +28,7 @@ from kvstore.types import ItemKind
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client import CacheClient, Costs, Deadlines, ReserveItem
 from kvstore_client.breaker import Breaker
+from kvstore_client.hello import Hello, check_hello
 from tests.support.double import BOOT, hello, no_plan, refuse, service_double
 from tests.support.service import short_directory
 
@@ -218,6 +219,9 @@ def test_callers_that_wait_for_a_failing_connection_fail_with_it(folder: Path) -
         b'{"protocol": 1, "session": "' + b"0" * 31 + b'", "boot": "' + b"0" * 32 + b'"}\n',
         b'{"protocol": 1, "session": "' + b"G" * 32 + b'", "boot": "' + b"0" * 32 + b'"}\n',
         b'{"protocol": 1, "session": 7, "boot": null}\n',
+        b'{"protocol": 2, "newest": 3, "session": "' + b"0" * 32 + b'", "boot": "' + b"0" * 32 + b'"}\n',
+        b'{"protocol": true, "session": "' + b"0" * 32 + b'", "boot": "' + b"0" * 32 + b'"}\n',
+        b'{"protocol": "1", "session": "' + b"0" * 32 + b'", "boot": "' + b"0" * 32 + b'"}\n',
         b'{"protocol": 1}\n',
         b"\xff\xfe\n",
     ],
@@ -229,8 +233,37 @@ def test_a_hello_that_is_not_of_the_protocol_is_unavailable(folder: Path, line: 
         assert client.boot is None
 
 
-def test_a_refused_session_has_the_services_own_error(folder: Path) -> None:
-    line = b'{"protocol": 1, "error": "LIMIT_EXCEEDED", "message": "too many open sessions"}\n'
+@pytest.mark.parametrize(
+    ("oldest", "newest", "words"),
+    [
+        (1, None, ""),
+        (1, 1, ""),
+        (1, 7, ""),
+        (2, None, "use a client of its release"),
+        (2, 3, "use a client of its release"),
+        (0, 0, "one version"),
+        (None, 1, "one version"),
+    ],
+)
+def test_a_service_is_spoken_to_that_speaks_this_clients_protocol(
+    oldest: int | None, newest: int | None, words: str
+) -> None:
+    """PROTOCOL is 1: there is none before it that a service could stop at."""
+
+    def check() -> Hello:
+        return check_hello(oldest, newest, "a" * 32, "b" * 32, said="all of it")
+
+    if not words:
+        assert check() == Hello("a" * 32, "b" * 32)
+        return
+    with pytest.raises(Unavailable, match=words) as refused:
+        check()
+    assert "allowed: protocol 1" in str(refused.value)
+
+
+@pytest.mark.parametrize("spoken", [b'"protocol": 1', b'"protocol": 1, "newest": 5'])
+def test_a_refused_session_has_the_services_own_error(folder: Path, spoken: bytes) -> None:
+    line = b"{" + spoken + b', "error": "LIMIT_EXCEEDED", "message": "too many open sessions"}\n'
     with (
         service_double(folder, greet=lambda number: line),
         CacheClient(folder, owner="t") as client,

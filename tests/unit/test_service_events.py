@@ -16,6 +16,7 @@ from kvstore.clock import ManualClock
 from kvstore.config import ServiceConfig
 from kvstore.core.changes import Journal
 from kvstore.errors import ConfigError
+from kvstore.events import sending
 from kvstore.service import events
 from kvstore.service.events import Publisher, check_events
 from kvstore.service.timekeeping import ServiceTime
@@ -72,7 +73,7 @@ class Sender:
 
 
 @asynccontextmanager
-async def sending(folder: Path, **options: Any) -> AsyncIterator[Sender]:
+async def sender_in(folder: Path, **options: Any) -> AsyncIterator[Sender]:
     sender = Sender(folder, **options)
     sender.publisher.open()
     try:
@@ -83,8 +84,8 @@ async def sending(folder: Path, **options: Any) -> AsyncIterator[Sender]:
 
 def short_of_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch, and what the system takes, lies between a sender and its readers."""
-    monkeypatch.setattr(events, "UNREAD_BATCHES_MAX", 1)
-    monkeypatch.setattr(events, "ANSWER_UNREAD_MAX", 1)
+    monkeypatch.setattr(sending, "UNREAD_BATCHES_MAX", 1)
+    monkeypatch.setattr(sending, "ANSWER_UNREAD_MAX", 1)
     monkeypatch.setattr(reader, "UNREAD_BATCHES_MAX", 1)
 
 
@@ -92,7 +93,7 @@ async def test_a_reader_that_does_not_keep_up_is_told_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short_of_room(monkeypatch)
-    async with sending(folder) as sender, sender.following() as follower:
+    async with sender_in(folder) as sender, sender.following() as follower:
         sender.rig.store(range(5 * B))
         await sender.agrees(follower)
         # It reads nothing while more is sent than lies between the two.
@@ -106,7 +107,7 @@ async def test_a_reader_that_does_not_keep_up_is_told_again(
 
 
 async def test_changes_that_come_too_fast_end_in_a_snapshot_that_is_right(folder: Path) -> None:
-    async with sending(folder, changes=500) as sender, sender.following() as follower:
+    async with sender_in(folder, changes=500) as sender, sender.following() as follower:
         await sender.agrees(follower)
         for seed in range(1, 6):
             sender.rig.store([seed] * (300 * B))
@@ -122,7 +123,7 @@ async def test_changes_that_come_too_fast_end_in_a_snapshot_that_is_right(folder
 
 
 async def test_who_asks_for_more_than_is_kept_is_given_a_snapshot(folder: Path) -> None:
-    async with sending(folder, events_buffer=1 << 16) as sender:
+    async with sender_in(folder, events_buffer=1 << 16) as sender:
         for seed in range(1, 20):
             sender.rig.store([seed] * (300 * B))
             await sender.step()
@@ -137,7 +138,7 @@ async def test_without_a_place_to_ask_a_loss_is_counted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short_of_room(monkeypatch)
-    async with sending(folder, events_replay="") as sender, sender.following() as follower:
+    async with sender_in(folder, events_replay="") as sender, sender.following() as follower:
         sender.rig.store(range(5 * B))
         async with asyncio.timeout(30):
             # What is sent before it is known to listen is not its.
@@ -162,7 +163,7 @@ async def test_an_asker_that_takes_nothing_holds_up_nobody_and_is_given_up(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short_of_room(monkeypatch)
-    async with sending(folder) as sender:
+    async with sender_in(folder) as sender:
         for seed in range(1, 60):
             sender.rig.store([seed] * (400 * B))
             await sender.step()
@@ -173,15 +174,15 @@ async def test_an_asker_that_takes_nothing_holds_up_nobody_and_is_given_up(
             slow.connect(sender.options["events_replay"])
             slow.send_multipart([b"", bytes(8)])
             async with asyncio.timeout(30):
-                while not sender.publisher._answers:
+                while not sender.publisher.sender._answers:
                     await sender.step()
                     await asyncio.sleep(0.01)
-            [answer] = sender.publisher._answers
+            [answer] = sender.publisher.sender._answers
             async with sender.following() as follower:
                 await sender.agrees(follower)
-            sender.clock.advance(events.ANSWER_SECONDS_MAX)
+            sender.clock.advance(sending.ANSWER_SECONDS_MAX)
             async with asyncio.timeout(30):
-                while answer in sender.publisher._answers:
+                while answer in sender.publisher.sender._answers:
                     await sender.step()
         finally:
             slow.close(0)
@@ -191,24 +192,24 @@ async def test_an_asker_that_takes_nothing_holds_up_nobody_and_is_given_up(
 async def test_more_askers_than_are_answered_at_once_are_told_the_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "ANSWERS_MAX", 0)
-    async with sending(folder) as sender:
+    monkeypatch.setattr(sending, "ANSWERS_MAX", 0)
+    async with sender_in(folder) as sender:
         await sender.step()
-        monkeypatch.setattr(events, "ANSWERS_MAX", 1)
-        sender.publisher._answers.append(events._Answer(b"nobody", 0, None, 1e12))
+        monkeypatch.setattr(sending, "ANSWERS_MAX", 1)
+        sender.publisher.sender._answers.append(sending._Answer(b"nobody", 0, None, 1e12))
         with zmq.Context() as context, context.socket(zmq.DEALER) as asker:
             asker.connect(sender.options["events_replay"])
             asker.send_multipart([b"", bytes(8)])
             async with asyncio.timeout(30):
                 while not asker.poll(0):
-                    sender.publisher._hear()
+                    sender.publisher.sender.hear()
                     await asyncio.sleep(0.01)
             assert asker.recv_multipart() == [b"", b"\xff" * 8, b""]
         assert sender.publisher.figures()["events_answers_refused_total"] == 1
 
 
 async def test_a_question_that_is_none_is_counted_and_has_no_answer(folder: Path) -> None:
-    async with sending(folder) as sender:
+    async with sender_in(folder) as sender:
         await sender.step()
         with zmq.Context() as context, context.socket(zmq.DEALER) as asker:
             asker.connect(sender.options["events_replay"])
@@ -224,7 +225,7 @@ async def test_a_question_that_is_none_is_counted_and_has_no_answer(folder: Path
 async def test_a_step_that_fails_is_counted_and_a_snapshot_follows(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with sending(folder) as sender:
+    async with sender_in(folder) as sender:
         await sender.step()
         monkeypatch.setattr(events, "EVERY_SECONDS", 0.001)
         sender.rig.store(range(3 * B))

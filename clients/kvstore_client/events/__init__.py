@@ -17,6 +17,7 @@ from kvstore.events.base import (
 from kvstore_client.events.held import HeldBlocks
 from kvstore_client.events.prompts import PromptBook
 from kvstore_client.events.reader import EventReader, packed
+from kvstore_client.events.relay import Relay
 
 __all__ = [
     "AllBlocksCleared",
@@ -27,6 +28,7 @@ __all__ = [
     "EventReader",
     "HeldBlocks",
     "PromptBook",
+    "Relay",
     "StateRemoved",
     "StateStored",
     "UnknownEvent",

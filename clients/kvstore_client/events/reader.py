@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -84,17 +85,18 @@ class EventReader:
                 yield batch
 
     def read(self, *, timeout: float) -> Batch | None:
-        """The next batch; None where none has come within `timeout` seconds."""
+        """The next batch; None where none has come within `timeout` seconds, and the `answer_seconds` of a question that began in them. An
+        answer is kept whole until it is read: as much as the publisher keeps."""
         deadline = time.monotonic() + timeout
         if self._next is None and self._replay_endpoint and not self._ready:
             self._ask(0)
         while not self._ready:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
+            left = max(deadline - time.monotonic(), 0.0)
             wait = min(left, self._quiet_seconds) if self._replay_endpoint else left
-            if self._sub.poll(int(wait * 1000) + 1):
+            if self._sub.poll(math.ceil(wait * 1000)):
                 self._take(self._sub.recv_multipart())
+            elif not left:
+                return None
             elif self._replay_endpoint and time.monotonic() - self._asked >= self._quiet_seconds:
                 self._ask(0 if self._next is None else self._next)
         return self._ready.popleft()
