@@ -9,11 +9,12 @@ JOBS ?= 2
 # Containers often set it. Tests start hundreds of interpreters, and each would compile all of the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-deploy test-engines test-traces manifests check lint types layers proto mutations chaos-tools bench bench-peers bench-engines clean
+.PHONY: help demo test test-deploy test-engines test-traces test-long manifests check lint types layers proto mutations chaos-tools bench bench-peers bench-engines clean
 
 help:
 	@echo "make demo    an agent session over real files, served from the prefix store"
-	@echo "make test    everything that must hold (needs no GPU, about 20 minutes on two cores)"
+	@echo "make test    everything that must hold (needs no GPU, about 10 minutes on two cores)"
+	@echo "make test-long  more of what make test does: every seed, ten times the examples, more moments, every known rate"
 	@echo "make test-traces  every known rate of the public traces that KVSTORE_TRACES points to"
 	@echo "make test-deploy  what operators use, with their tools: Helm, Kubernetes' schemas, Prometheus, systemd, hadolint, a browser"
 	@echo "make manifests  render ops/deploy/kubernetes/ from the chart again"
@@ -52,6 +53,10 @@ test: $(VENV)/.test $(VENV)/.proto-tools
 
 test-traces: $(VENV)/.test
 	KVSTORE_REQUIRE=traces OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "long or not long" tests/e2e/test_simulate_traces.py $(ARGS)
+
+test-long: $(VENV)/.test
+	KVSTORE_EXAMPLES=$(or $(EXAMPLES),10) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m long $(ARGS)
+	KVSTORE_EXAMPLES=$(or $(EXAMPLES),10) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --timeout 3600 tests/property $(ARGS)
 
 # Tools that a test finds missing it is skipped for, with the reason; KVSTORE_REQUIRE=helm,promtool makes that a failure.
 DEPLOY_TOOLS := $(abspath $(VENV))/deploy-tools

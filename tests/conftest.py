@@ -8,6 +8,8 @@ from pathlib import Path
 # gRPC reads it when it is imported. Its own fork handlers crash the child of a process with an asynchronous channel over TCP
 # now and then (grpcio 1.85); without them a child that leaves gRPC alone, as ours are made to, is safe.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# Torch's threads read it. Threads that wait for each other by spinning take from each other what cores there are.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 from xdist.remote import Producer

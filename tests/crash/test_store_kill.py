@@ -54,7 +54,8 @@ while True:
 
 
 def run_child(directory: Path, first: int, chance: random.Random) -> list[list[str]]:
-    """Start a child, kill it between 0 and 100 ms after it opened the store; the whole lines that it printed."""
+    """Start a child, kill it between 0 and 100 ms after it opened the store, and not before some lines; the whole lines that it
+    printed."""
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(directory), str(first), str(BUDGET)],
         stdout=subprocess.PIPE,
@@ -67,16 +68,17 @@ def run_child(directory: Path, first: int, chance: random.Random) -> list[list[s
         # Some are killed while they open.
         opening = chance.random() < 0.2
         deadline = time.monotonic() + (chance.uniform(0.1, 0.5) if opening else 30)
-        until = deadline
-        while (left := until - time.monotonic()) > 0:
-            ready, _, _ = select.select([child.stdout], [], [], left)
+        until, least = deadline, 0
+        while (now := time.monotonic()) < until or (printed.count(b"\n") < least and now < deadline):
+            ready, _, _ = select.select([child.stdout], [], [], max(until - now, 0.01))
             if not ready:
-                break
+                continue
             piece = child.stdout.read1(1 << 16)
             if not piece:
                 break
             if not printed and not opening:
-                until = time.monotonic() + chance.uniform(0, 0.1)
+                # A busy machine may do nothing in that time.
+                until, least = time.monotonic() + chance.uniform(0, 0.1), chance.randrange(64)
             printed += piece
     finally:
         child.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -19,19 +18,8 @@ from kvstore.store.format import FORMAT_VERSION, crc32c
 from kvstore.store.identity import IDENTITY_NAME
 from kvstore.types import ItemKind
 from kvstore_client import CacheClient, Costs, ReserveItem
+from tests.support.commands import kvstore
 from tests.support.service import ServiceProcess, running_service, short_directory
-
-
-def _kvstore(*args: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    env = {key: value for key, value in os.environ.items() if not key.startswith("KVSTORE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "kvstore.cli.main", *args],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={**env, **(environ or {})},
-    )
 
 
 @pytest.fixture
@@ -61,55 +49,55 @@ def test_stats_policy_clear_and_drain_answer_in_text_and_json(
     _open_tiny(service)
     where = ("--dir", str(service.directory))
 
-    shown = _kvstore("policy", "show", *where)
+    shown = kvstore("policy", "show", *where)
     assert (shown.returncode, "chat" in shown.stdout, "endpoints" in shown.stdout) == (0, True, True)
-    assert _kvstore("policy", "set", "chat", "periodic:64", *where).returncode == 0
-    after = json.loads(_kvstore("policy", "show", *where, "--json").stdout)
+    assert kvstore("policy", "set", "chat", "periodic:64", *where).returncode == 0
+    after = json.loads(kvstore("policy", "show", *where, "--json").stdout)
     assert after["chat"]["policy"] == "periodic:64"
     assert after["chat"]["states_share_tokens"] % 64 == 0
     assert after["chat"]["states_share_tokens"] > 1 << 20
 
     file = tmp_path / "stats.json"
-    stats = _kvstore("stats", *where, "--json", str(file))
+    stats = kvstore("stats", *where, "--json", str(file))
     assert stats.returncode == 0
     assert json.loads(file.read_text())["namespaces"] == 1
 
-    cleared = json.loads(_kvstore("clear", "--all", *where, "--json").stdout)
+    cleared = json.loads(kvstore("clear", "--all", *where, "--json").stdout)
     assert cleared == {"blocks": 0, "states": 0}
-    dropped = json.loads(_kvstore("clear", "--all", "--states", "pool", *where, "--json").stdout)
+    dropped = json.loads(kvstore("clear", "--all", "--states", "pool", *where, "--json").stdout)
     assert dropped == {"dropped": 0, "kept_leased": 0}
-    assert json.loads(_kvstore("drain", *where, "--timeout", "1s", "--json").stdout) == {"left_open": 0}
+    assert json.loads(kvstore("drain", *where, "--timeout", "1s", "--json").stdout) == {"left_open": 0}
 
 
 def test_memory_is_told_and_changed_and_too_much_is_refused(service: ServiceProcess) -> None:
     where = ("--dir", str(service.directory))
-    before = json.loads(_kvstore("memory", *where, "--json").stdout)
+    before = json.loads(kvstore("memory", *where, "--json").stdout)
     assert before["cache_budget"] > 0
     assert before["pool_budget"] > 0
-    after = json.loads(_kvstore("memory", *where, "--cache", "32MiB", "--pool", "16MiB", "--json").stdout)
+    after = json.loads(kvstore("memory", *where, "--cache", "32MiB", "--pool", "16MiB", "--json").stdout)
     assert (after["cache_budget"], after["pool_budget"]) == (32 << 20, 16 << 20)
-    assert "33,554,432" in _kvstore("memory", *where).stdout
-    _refused(_kvstore("memory", *where, "--cache", "1024TiB"), "1024TiB", "together")
-    assert json.loads(_kvstore("memory", *where, "--json").stdout) == after
+    assert "33,554,432" in kvstore("memory", *where).stdout
+    _refused(kvstore("memory", *where, "--cache", "1024TiB"), "1024TiB", "together")
+    assert json.loads(kvstore("memory", *where, "--json").stdout) == after
 
 
 def test_a_policy_is_set_with_how_many_tokens_the_states_share_holds(service: ServiceProcess) -> None:
     _open_tiny(service)
     where = ("--dir", str(service.directory))
     for policy in ("full", "full+overlap", "endpoints"):
-        done = _kvstore("policy", "set", "chat", policy, *where)
+        done = kvstore("policy", "set", "chat", policy, *where)
         assert done.returncode == 0, done.stderr
-        shown = json.loads(_kvstore("policy", "show", *where, "--json").stdout)["chat"]
+        shown = json.loads(kvstore("policy", "show", *where, "--json").stdout)["chat"]
         assert shown["policy"] == policy
         held = f"the states of {shown['states_share_tokens']:,} tokens"
         if policy == "endpoints":
             held = f"{shown['states_share_states']:,} states"
         assert f"the disk's share for states holds {held}" in done.stdout
-        table = _kvstore("policy", "show", *where).stdout
+        table = kvstore("policy", "show", *where).stdout
         assert "share holds" in table
         assert held in table
         assert not shown["policy_too_large"]
-    assert "no states" in _kvstore("policy", "set", "chat", "zero", *where).stdout
+    assert "no states" in kvstore("policy", "set", "chat", "zero", *where).stdout
 
 
 def test_a_policy_that_does_not_fit_is_refused_with_the_arithmetic_and_what_is_offered_fits() -> None:
@@ -117,14 +105,14 @@ def test_a_policy_that_does_not_fit_is_refused_with_the_arithmetic_and_what_is_o
         _open_tiny(service)
         where = ("--dir", str(service.directory))
         rows = get_profile("tiny").rows_block_bytes
-        refused = _kvstore("policy", "set", "chat", "full", *where)
+        refused = kvstore("policy", "set", "chat", "full", *where)
         _refused(
             refused, "policy=full", "1,048,576", f"{rows:,} B", f"{(1 << 15) * rows:,} B", "states_share"
         )
         offered = re.search(r"periodic:N with N >= ([0-9]+)", refused.stderr)
         assert offered is not None
-        assert _kvstore("policy", "set", "chat", f"periodic:{offered[1]}", *where).returncode == 0
-        _refused(_kvstore("policy", "set", "chat", f"periodic:{int(offered[1]) - 32}", *where), "periodic")
+        assert kvstore("policy", "set", "chat", f"periodic:{offered[1]}", *where).returncode == 0
+        _refused(kvstore("policy", "set", "chat", f"periodic:{int(offered[1]) - 32}", *where), "periodic")
 
 
 def _store_eight_blocks(service: ServiceProcess) -> list[int]:
@@ -163,7 +151,7 @@ def test_a_plan_is_explained_as_the_service_made_it(service: ServiceProcess, tmp
     where = ("--dir", str(service.directory), "--namespace", "chat")
     file = tmp_path / "prompt.json"
     file.write_text(json.dumps({"tokens": tokens}))
-    done = _kvstore("plan", *where, "--tokens", str(file), "--what-if", "100")
+    done = kvstore("plan", *where, "--tokens", str(file), "--what-if", "100")
     assert done.returncode == 0, done.stderr
     for words in (
         "a prompt of 300 tokens, 9 whole blocks",
@@ -174,9 +162,7 @@ def test_a_plan_is_explained_as_the_service_made_it(service: ServiceProcess, tmp
         assert words in done.stdout
     assert done.stdout.count("chosen") == done.stdout.count("runner-up\n") == 1
 
-    document = json.loads(
-        _kvstore("plan", *where, "--tokens", str(file), "--what-if", "100", "--json").stdout
-    )
+    document = json.loads(kvstore("plan", *where, "--tokens", str(file), "--what-if", "100", "--json").stdout)
     with CacheClient(service.directory, owner="test") as client:
         digest = client.namespaces()[0].digest
         keys = block_keys(digest, tokens, block_tokens=32)
@@ -201,7 +187,7 @@ def test_a_plan_is_explained_as_the_service_made_it(service: ServiceProcess, tmp
 
     by_keys = tmp_path / "keys.txt"
     by_keys.write_text("\n".join(key.hex() for key in keys))
-    same = _kvstore(
+    same = kvstore(
         "plan", *where, "--keys", str(by_keys), "--prompt-tokens", "300", "--what-if", "100", "--json"
     )
     assert json.loads(same.stdout) == document
@@ -214,19 +200,19 @@ def test_a_prompt_that_goes_another_way_saves_the_state_where_it_branches(
     file = tmp_path / "other.txt"
     file.write_text(",".join(map(str, [*tokens[:128], *range(1000, 1100)])))
     asked = ("plan", "--dir", str(service.directory), "--namespace", "chat", "--tokens", str(file))
-    assert "at 128 the prompt leaves what is held" in _kvstore(*asked).stdout
-    exact = json.loads(_kvstore(*asked, "--json").stdout)
+    assert "at 128 the prompt leaves what is held" in kvstore(*asked).stdout
+    exact = json.loads(kvstore(*asked, "--json").stdout)
     assert exact["coverage"]["branch_at"] == 128
     assert (exact["chosen"]["state_source"], exact["exactness"]) == ("REPLAY", "EXACT")
     assert (exact["save_states"]["pool"], exact["save_states"]["ssd"]) == ([128, 224], [128, 224])
-    bounded = json.loads(_kvstore(*asked, "--exactness", "bounded", "--json").stdout)
+    bounded = json.loads(kvstore(*asked, "--exactness", "bounded", "--json").stdout)
     assert (bounded["chosen"]["replay_tokens"], bounded["exactness"]) == (16, "BOUNDED")
 
 
 def test_under_full_a_plan_reads_rows_and_no_checkpoint(service: ServiceProcess, tmp_path: Path) -> None:
     tokens = _store_eight_blocks(service)
     where = ("--dir", str(service.directory))
-    assert _kvstore("policy", "set", "chat", "full", *where).returncode == 0
+    assert kvstore("policy", "set", "chat", "full", *where).returncode == 0
     profile = get_profile("tiny")
     with CacheClient(service.directory, owner="test") as client:
         digest = client.namespaces()[0].digest
@@ -246,7 +232,7 @@ def test_under_full_a_plan_reads_rows_and_no_checkpoint(service: ServiceProcess,
             reservation.commit()
     file = tmp_path / "prompt.txt"
     file.write_text(" ".join(map(str, tokens[:230])))
-    done = _kvstore("plan", *where, "--namespace", "chat", "--tokens", str(file), "--json")
+    done = kvstore("plan", *where, "--namespace", "chat", "--tokens", str(file), "--json")
     document = json.loads(done.stdout)
     chosen = document["chosen"]
     assert (chosen["state_source"], chosen["compute_from"], chosen["state_at"]) == ("ROWS", 224, 220)
@@ -264,7 +250,7 @@ def test_a_plan_is_priced_with_the_rates_that_callers_report(service: ServicePro
         digest = client.namespaces()[0].digest
         rates = Costs(seconds_per_layer_token=3e-3, seconds_per_index_entry=7e-7)
         client.lookup(digest, block_keys(digest, tokens, block_tokens=32), prompt_tokens=300, costs=rates)
-    done = _kvstore(
+    done = kvstore(
         "plan", "--dir", str(service.directory), "--namespace", "chat", "--tokens", str(file), "--json"
     )
     document = json.loads(done.stdout)
@@ -299,11 +285,11 @@ def test_a_plan_of_what_is_no_prompt_is_refused(
     files["tokens"].write_text("1 2 3")
     files["words"].write_text("1 zwei 3")
     given = [arg.format(**files) for arg in args]
-    _refused(_kvstore("plan", "--dir", str(service.directory), *given), *words)
+    _refused(kvstore("plan", "--dir", str(service.directory), *given), *words)
 
 
 def test_the_directory_may_come_from_the_environment(service: ServiceProcess) -> None:
-    done = _kvstore("stats", "blocks", environ={"KVSTORE_DIR": str(service.directory)})
+    done = kvstore("stats", "blocks", environ={"KVSTORE_DIR": str(service.directory)})
     assert done.returncode == 0, done.stderr
 
 
@@ -321,17 +307,17 @@ def test_wrong_input_is_one_line_that_says_what_is_allowed(
     service: ServiceProcess, args: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     _open_tiny(service)
-    _refused(_kvstore(*args, "--dir", str(service.directory)), *words)
+    _refused(kvstore(*args, "--dir", str(service.directory)), *words)
 
 
 def test_no_service_is_one_line_that_says_what_to_do() -> None:
     with short_directory() as directory:
-        _refused(_kvstore("stats", "--dir", str(directory)), "kvstore serve")
+        _refused(kvstore("stats", "--dir", str(directory)), "kvstore serve")
 
 
 def test_a_directory_in_use_is_refused_and_its_service_goes_on(service: ServiceProcess) -> None:
-    _refused(_kvstore("serve", "--dir", str(service.directory)), str(service.directory), "use")
-    assert _kvstore("stats", "--dir", str(service.directory)).returncode == 0
+    _refused(kvstore("serve", "--dir", str(service.directory)), str(service.directory), "use")
+    assert kvstore("stats", "--dir", str(service.directory)).returncode == 0
 
 
 def test_a_directory_of_a_newer_format_is_refused_by_name_and_left_alone() -> None:
@@ -343,13 +329,13 @@ def test_a_directory_of_a_newer_format_is_refused_by_name_and_left_alone() -> No
         identity[-4:] = crc32c(bytes(identity[:-4])).to_bytes(4, "little")
         (directory / IDENTITY_NAME).write_bytes(identity)
         before = {p.name: p.stat().st_size for p in directory.iterdir()}
-        _refused(_kvstore("serve", "--dir", str(directory)), str(FORMAT_VERSION + 998), str(FORMAT_VERSION))
+        _refused(kvstore("serve", "--dir", str(directory)), str(FORMAT_VERSION + 998), str(FORMAT_VERSION))
         assert {p.name: p.stat().st_size for p in directory.iterdir()} == before
 
 
 def test_a_directory_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("mine")
-    _refused(_kvstore("serve", "--dir", str(tmp_path)), str(tmp_path))
+    _refused(kvstore("serve", "--dir", str(tmp_path)), str(tmp_path))
     assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
 
 
@@ -367,7 +353,7 @@ def test_a_directory_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) 
     ],
 )
 def test_serve_refuses_bad_options(tmp_path: Path, args: tuple[str, ...], words: tuple[str, ...]) -> None:
-    _refused(_kvstore("serve", "--dir", str(tmp_path / "d"), *args), *words)
+    _refused(kvstore("serve", "--dir", str(tmp_path / "d"), *args), *words)
 
 
 def test_a_directory_without_space_is_refused(
@@ -383,7 +369,7 @@ def test_a_directory_without_space_is_refused(
     )
     require("mount", mounted.returncode == 0, f"cannot mount a small tmpfs: {mounted.stderr.strip()}")
     try:
-        _refused(_kvstore("serve", "--dir", str(mount / "d"), "--disk", "1GiB"), "space")
+        _refused(kvstore("serve", "--dir", str(mount / "d"), "--disk", "1GiB"), "space")
     finally:
         subprocess.run(["umount", str(mount)], check=True)
 
@@ -400,7 +386,7 @@ def test_workers_and_gateway_refuse_bad_options() -> None:
         (("demo", "--files", "/nonexistent"), ("/nonexistent",)),
         (("demo", "--json", "/nonexistent/demo.json"), ("--json", "/nonexistent/demo.json")),
     ):
-        _refused(_kvstore(*args), *words)
+        _refused(kvstore(*args), *words)
 
 
 def test_the_readmes_client_example_runs_as_written(service: ServiceProcess, tmp_path: Path) -> None:

@@ -20,21 +20,10 @@ from kvstore.types import ItemKind
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import cache_pb2_grpc
 from kvstore_client import CacheClient, Costs, ReserveItem
+from tests.support.commands import kvstore
 from tests.support.service import ServiceProcess, running_service, short_directory
 
 BLOCKS = 300
-
-
-def _kvstore(*args: str) -> subprocess.CompletedProcess[str]:
-    env = {key: value for key, value in os.environ.items() if not key.startswith("KVSTORE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "kvstore.cli.main", *args],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=env,
-    )
 
 
 def _tokens(blocks: int) -> list[int]:
@@ -102,18 +91,18 @@ def service() -> Iterator[ServiceProcess]:
 
 def test_a_whole_store_verifies_online_and_offline(service: ServiceProcess) -> None:
     _store_blocks(service)
-    online = _kvstore("verify", "--socket", str(service.directory / "kvstore.sock"), "--json")
+    online = kvstore("verify", "--socket", str(service.directory / "kvstore.sock"), "--json")
     assert online.returncode == 0, online
     told = json.loads(online.stdout)
     assert told["records"] >= BLOCKS
     assert told["damaged"] == []
-    refused = _kvstore("verify", "--dir", str(service.directory))
+    refused = kvstore("verify", "--dir", str(service.directory))
     assert refused.returncode == 1
     assert "kvstore verify --socket" in refused.stderr
     assert refused.stderr.count("\n") == 1
     service.stop()
     before = sorted(path.name for path in service.directory.iterdir())
-    offline = _kvstore("verify", "--dir", str(service.directory), "--json")
+    offline = kvstore("verify", "--dir", str(service.directory), "--json")
     assert offline.returncode == 0, offline
     assert json.loads(offline.stdout)["bytes"] == told["bytes"]
     assert sorted(path.name for path in service.directory.iterdir()) == before
@@ -123,7 +112,7 @@ def test_damage_found_online_is_named_and_a_miss_from_then_on(service: ServicePr
     payloads = _store_blocks(service)
     assert _held(service) == BLOCKS
     _flip(service.directory, payloads[200])
-    done = _kvstore("verify", "--socket", str(service.directory / "kvstore.sock"), "--json")
+    done = kvstore("verify", "--socket", str(service.directory / "kvstore.sock"), "--json")
     assert done.returncode == 1, done
     [damage] = json.loads(done.stdout)["damaged"]
     assert damage["length"] == len(payloads[200])
@@ -133,7 +122,7 @@ def test_damage_found_online_is_named_and_a_miss_from_then_on(service: ServicePr
         values = client.stats()
     assert values["damaged_blocks_total"] == 1
     assert values["log_quarantined_records_total"] == 1
-    again = _kvstore("verify", "--socket", str(service.directory))
+    again = kvstore("verify", "--socket", str(service.directory))
     assert again.returncode == 0, again
     assert "all whole" in again.stdout
 
@@ -141,10 +130,10 @@ def test_damage_found_online_is_named_and_a_miss_from_then_on(service: ServicePr
 def test_a_bent_description_is_written_anew_while_the_service_runs(service: ServiceProcess) -> None:
     _store_blocks(service)
     _flip(service.directory, b'"geometry"')
-    done = _kvstore("verify", "--socket", str(service.directory), "--json")
+    done = kvstore("verify", "--socket", str(service.directory), "--json")
     assert done.returncode == 1, done
     assert len(json.loads(done.stdout)["damaged"]) == 1
-    again = _kvstore("verify", "--socket", str(service.directory))
+    again = kvstore("verify", "--socket", str(service.directory))
     assert again.returncode == 0, again
     service.stop()
     (service.directory / "catalog.mdb").unlink()
@@ -179,7 +168,7 @@ def test_damage_found_offline_is_named(service: ServiceProcess) -> None:
     payloads = _store_blocks(service)
     service.stop()
     _flip(service.directory, payloads[10])
-    done = _kvstore("verify", "--dir", str(service.directory))
+    done = kvstore("verify", "--dir", str(service.directory))
     assert done.returncode == 1, done
     assert "1 DAMAGED" in done.stdout
     service.start()
@@ -191,7 +180,7 @@ def test_a_segment_that_was_cut_off_is_lost_records(service: ServiceProcess) -> 
     service.stop()
     segment = max(service.directory.glob("segment-*.log"), key=lambda path: path.stat().st_size)
     os.truncate(segment, segment.stat().st_size // 2)
-    done = _kvstore("verify", "--dir", str(service.directory), "--json")
+    done = kvstore("verify", "--dir", str(service.directory), "--json")
     assert done.returncode == 1, done
     told = json.loads(done.stdout)
     assert told["lost"] > 0
@@ -204,7 +193,7 @@ def test_a_segment_whose_file_is_gone_is_told(service: ServiceProcess) -> None:
     _store_blocks(service)
     service.stop()
     max(service.directory.glob("segment-*.log"), key=lambda path: path.stat().st_size).unlink()
-    done = _kvstore("verify", "--dir", str(service.directory))
+    done = kvstore("verify", "--dir", str(service.directory))
     assert done.returncode == 1, done
     assert "1 MISSING (segments)" in done.stdout
     assert "LOST" not in done.stdout
@@ -216,14 +205,14 @@ def test_an_index_that_had_to_be_rebuilt_is_told(service: ServiceProcess) -> Non
     (service.directory / "catalog.mdb").unlink()
     copy = service.directory.with_name("copy")
     shutil.copytree(service.directory, copy, ignore=shutil.ignore_patterns("*.sock"))
-    done = _kvstore("verify", "--dir", str(copy))
+    done = kvstore("verify", "--dir", str(copy))
     assert done.returncode == 1, done
     assert "index REBUILT" in done.stdout
     assert "last uses are lost" in done.stdout
-    done = _kvstore("verify", "--dir", str(service.directory), "--json")
+    done = kvstore("verify", "--dir", str(service.directory), "--json")
     told = json.loads(done.stdout)
     assert (done.returncode, told["index_rebuilt"], told["lost"], told["damaged"]) == (1, True, 0, [])
-    again = _kvstore("verify", "--dir", str(service.directory), "--json")
+    again = kvstore("verify", "--dir", str(service.directory), "--json")
     assert (again.returncode, json.loads(again.stdout)["index_rebuilt"]) == (0, False)
 
 
@@ -234,7 +223,7 @@ def test_a_damaged_segment_header_is_not_called_a_lost_record(service: ServicePr
     with segment.open("r+b") as file:
         file.seek(4000)
         file.write(b"bent")
-    done = _kvstore("verify", "--dir", str(service.directory), "--json")
+    done = kvstore("verify", "--dir", str(service.directory), "--json")
     assert done.returncode == 1, done
     told = json.loads(done.stdout)
     assert (told["lost"], told["damaged_segments"], told["missing_segments"]) == (0, 1, 0)
@@ -243,12 +232,12 @@ def test_a_damaged_segment_header_is_not_called_a_lost_record(service: ServicePr
 
 def test_a_rebuilt_index_finds_everything(service: ServiceProcess) -> None:
     _store_blocks(service)
-    refused = _kvstore("rebuild-index", "--dir", str(service.directory))
+    refused = kvstore("rebuild-index", "--dir", str(service.directory))
     assert refused.returncode == 1
     assert "another process" in refused.stderr
     service.stop()
     (service.directory / "catalog.mdb").write_bytes(b"nothing of use" * 1000)
-    done = _kvstore("rebuild-index", "--dir", str(service.directory), "--json")
+    done = kvstore("rebuild-index", "--dir", str(service.directory), "--json")
     assert done.returncode == 0, done
     found = json.loads(done.stdout)
     assert found["kinds"] == {"block": BLOCKS, "namespace": 1}
@@ -261,7 +250,7 @@ def test_a_rebuilt_index_finds_everything(service: ServiceProcess) -> None:
 
 def test_the_books_agree_with_the_file_system(service: ServiceProcess) -> None:
     _store_blocks(service)
-    done = _kvstore("stats", "--dir", str(service.directory), "--json")
+    done = kvstore("stats", "--dir", str(service.directory), "--json")
     values = json.loads(done.stdout)
     accounted = sum(values[f"disk_{name}_bytes"] for name in ("live", "dead", "padded", "reserved"))
     assert accounted == values["disk_allocated_bytes"]
@@ -287,7 +276,7 @@ def test_the_books_agree_with_the_file_system(service: ServiceProcess) -> None:
 def test_wrong_input_is_one_line_that_says_what_is_allowed(
     args: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    done = _kvstore(*args)
+    done = kvstore(*args)
     assert done.returncode == 1, done
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1, done.stderr
@@ -298,8 +287,8 @@ def test_wrong_input_is_one_line_that_says_what_is_allowed(
 def test_an_empty_directory_stays_empty() -> None:
     with short_directory() as directory:
         directory.mkdir()
-        assert "the directory holds no store" in _kvstore("verify", "--dir", str(directory)).stderr
-        assert "the directory holds no store" in _kvstore("rebuild-index", "--dir", str(directory)).stderr
+        assert "the directory holds no store" in kvstore("verify", "--dir", str(directory)).stderr
+        assert "the directory holds no store" in kvstore("rebuild-index", "--dir", str(directory)).stderr
         assert list(directory.iterdir()) == []
 
 
@@ -310,7 +299,7 @@ def test_a_failed_rebuild_leaves_the_index_as_it_was(service: ServiceProcess) ->
     identity = service.directory / "identity"
     kept = shutil.copy(identity, identity.with_name("identity.kept"))
     identity.write_bytes(b"not ours")
-    done = _kvstore("rebuild-index", "--dir", str(service.directory))
+    done = kvstore("rebuild-index", "--dir", str(service.directory))
     assert done.returncode == 1
     assert "identity" in done.stderr
     assert (service.directory / "catalog.mdb").read_bytes() == index

@@ -30,6 +30,8 @@ def test_the_demo_serves_every_planned_source_and_changes_no_answer(tmp_path: Pa
             str(tmp_path / "trace.json"),
             "--turn-tokens",
             "400",
+            "--answer-tokens",
+            "8",
             "--json",
             str(file),
         ],

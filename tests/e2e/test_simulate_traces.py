@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvstore.simulate.formats import LoadedLog, load_log
 from kvstore.simulate.study import Question, Study
 from kvstore.units import parse_time
+from tests.support.long import long
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +35,13 @@ AGENTS = {
 }
 
 
-def long(*values: object) -> Any:
-    """Run by `make test-traces` only."""
-    return pytest.param(*values, marks=pytest.mark.long)
+@pytest.fixture(autouse=True)
+def without_collections() -> Iterator[None]:
+    """A simulation makes millions of objects and no circle among them; looking for circles takes a sixth of its time."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @cache

@@ -26,12 +26,16 @@ from tests.support.service import ServiceProcess, running_service
 from tests.support.workers import (
     Answer,
     cold,
+    cold_on,
     decode,
     engine_on,
     fresh_engine,
     prefill,
     request_of,
+    shipped_model,
+    tiny_model,
     tokens_of,
+    twin,
 )
 
 B = 32
@@ -140,8 +144,9 @@ def test_a_sliced_fetch_that_breaks_at_any_item_changes_no_token_and_stores_noth
             assert answer.report.restored_tokens == 6 * B
             assert answer.stored.failure == ""
             assert bool(answer.report.miss_reason) == client.has_failed
-            again = decode(engine, request_of(longer + tokens_of(9, seed=56), 4))
-            assert again.same == cold(longer + tokens_of(9, seed=56), 4).same
+            if number % 3 == 1:
+                again = decode(engine, request_of(longer + tokens_of(9, seed=56), 4))
+                assert again.same == cold(longer + tokens_of(9, seed=56), 4).same
         if not client.has_failed:
             break
     assert not client.has_failed
@@ -196,7 +201,9 @@ def test_sixteen_workers_that_are_asked_for_one_cold_prompt_compute_it_once(
     expected = cold(prompt, 1)
     with ExitStack() as stack:
         engines = [
-            stack.enter_context(fresh_engine(service.directory, salt=salt, costs=DEAR, own_model=True))
+            stack.enter_context(
+                fresh_engine(service.directory, salt=salt, costs=DEAR, model=twin(tiny_model()))
+            )
             for _ in range(16)
         ]
         answers = _side_by_side([lambda e=engine: prefill(e, request_of(prompt, 1)) for engine in engines])  # type: ignore[misc]
@@ -243,12 +250,13 @@ class _Owner:
 def test_waiters_of_a_worker_that_is_killed_go_on_from_what_it_has_stored(
     service: ServiceProcess, admin: CacheClient, salt: str
 ) -> None:
-    prompt = tokens_of(12_000, seed=62)
-    expected = cold(prompt, 1)
+    prompt = tokens_of(6_000, seed=62)
+    model = shipped_model()
+    expected = cold_on(model, prompt, 1)
     with TemporaryDirectory(prefix="kv-") as folder, ExitStack() as stack:
         owner = stack.enter_context(_Owner(service.directory, salt, Path(folder)))
         engines = [
-            stack.enter_context(fresh_engine(service.directory, salt=salt, costs=DEAR, own_model=True))
+            stack.enter_context(fresh_engine(service.directory, salt=salt, costs=DEAR, model=twin(model)))
             for _ in range(3)
         ]
         owner.begin(prompt)
@@ -260,7 +268,7 @@ def test_waiters_of_a_worker_that_is_killed_go_on_from_what_it_has_stored(
     assert owner.stored > 0
     computed = sum(answer.report.computed_tokens for answer in answers)
     # One of them inherits and computes what the owner had not stored; the others wait for that one.
-    assert computed < 2 * 12_000, computed
+    assert computed < 2 * 6_000, computed
     assert all(answer.report.waited_seconds < 30.0 for answer in answers)
     assert _left_open(admin) == NOTHING
 

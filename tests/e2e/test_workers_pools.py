@@ -171,7 +171,7 @@ NEW = 12
 
 
 @contextmanager
-def _steady_requests(cluster: Cluster, threads: int = 3) -> Iterator[Counter[str]]:
+def _steady_requests(cluster: Cluster, threads: int = 2) -> Iterator[Counter[str]]:
     """Requests from several threads, one after another in each, all the while inside. What became of them is counted;
     on leaving the last ones have ended."""
     ended: Counter[str] = Counter()
@@ -228,7 +228,7 @@ def test_a_decode_worker_that_is_killed_is_replaced_by_one_that_takes_the_same_h
 ) -> None:
     prompt = tuple(tokens_of(400, seed=720))
     before = cluster.stats()
-    call = cluster.call(prompt, 200)
+    call = cluster.call(prompt, 80)
     events = [next(call)]
     while sum(event.kind == Event.TOKEN for event in events) < 5:
         events.append(next(call))
@@ -238,7 +238,7 @@ def test_a_decode_worker_that_is_killed_is_replaced_by_one_that_takes_the_same_h
         events += list(call)
     finally:
         peer.start().wait_ready()
-    assert Reply(events).tokens() == _cold(prompt, 200)
+    assert Reply(events).tokens() == _cold(prompt, 80)
     after = cluster.stats()
     assert after["handoffs_returned_total"] - before["handoffs_returned_total"] == 1
     assert after["handoffs_confirmed_total"] - before["handoffs_confirmed_total"] == 1
@@ -280,7 +280,7 @@ def _ask_until_refused(stub: worker_pb2_grpc.DecodeStub, asked: pb.DecodeRequest
 
 def test_a_worker_that_is_told_to_end_says_so_and_finishes_what_it_has(cluster: Cluster) -> None:
     prompt = PROMPTS[0]
-    call = cluster.call(prompt, 300)
+    call = cluster.call(prompt, 120)
     events = [next(call)]
     while sum(event.kind == Event.TOKEN for event in events) < 2:
         events.append(next(call))
@@ -296,7 +296,7 @@ def test_a_worker_that_is_told_to_end_says_so_and_finishes_what_it_has(cluster: 
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
         assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
     events += list(call)
-    assert Reply(events).tokens() == _cold(prompt, 300)
+    assert Reply(events).tokens() == _cold(prompt, 120)
     assert peer.wait() == 0
     peer.start().wait_ready()
 
@@ -367,9 +367,9 @@ def test_more_samples_than_allowed_are_refused_by_name(cluster: Cluster) -> None
 
 def test_a_sample_s_worker_that_is_killed_is_replaced_and_no_token_comes_twice(cluster: Cluster) -> None:
     prompt = tuple(tokens_of(100, seed=713))
-    call = cluster.call(prompt, 150, samples=4, sampling=pb.Sampling(temperature=1.0, seed=1))
+    call = cluster.call(prompt, 60, samples=4, sampling=pb.Sampling(temperature=1.0, seed=1))
     events = [next(call)]
-    while sum(event.kind == Event.TOKEN for event in events) < 60:
+    while sum(event.kind == Event.TOKEN for event in events) < 24:
         events.append(next(call))
     cluster.decode[0].kill()
     try:
@@ -377,7 +377,7 @@ def test_a_sample_s_worker_that_is_killed_is_replaced_and_no_token_comes_twice(c
     finally:
         cluster.decode[0].start().wait_ready()
     for sample in range(4):
-        assert reply.tokens(sample) == _cold(prompt, 150, 1 + sample)
+        assert reply.tokens(sample) == _cold(prompt, 60, 1 + sample)
 
 
 @pytest.mark.parametrize("samples", [1, 4])

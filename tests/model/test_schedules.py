@@ -14,12 +14,13 @@ from kvstore_workers.model import RowsStart, Sequence, StateStart
 from tests.support.schedules import SCHEDULES, Kept, Run, blocks_of, same_bytes, sliced
 
 EVERY_POSITION = ("hca first, csa last", "flash formats, hca first")
+DECODED_FIRST, DECODED_LAST = 40, 100
 
 
 @pytest.fixture(scope="module", params=SCHEDULES)
 def run(request: pytest.FixtureRequest) -> Run:
     name = request.param
-    return Run(SCHEDULES[name], seed=zlib.crc32(name.encode()))
+    return Run(SCHEDULES[name], name=name, seed=zlib.crc32(name.encode()))
 
 
 def _check_kept(run: Run, kept: Kept, sequence: Sequence) -> None:
@@ -42,8 +43,14 @@ def test_random_cuts_give_the_logits_blocks_states_and_rows_of_the_whole(run: Ru
 
 
 def test_decoding_gives_the_logits_blocks_states_and_rows_of_a_prefill(run: Run) -> None:
-    sequence, kept = run.model.start(), Kept()
-    logits = [kept.advance(run.model, sequence, [token]) for token in run.tokens]
+    # From the first token on, and at the end, over an edge, where every selection has more than it takes; two go all the way.
+    length = len(run.tokens)
+    whole = run.name in EVERY_POSITION
+    middle = range(0) if whole else range(DECODED_FIRST, length - DECODED_LAST)
+    sequence, kept, logits = run.model.start(), Kept(), []
+    while (at := sequence.position) < length:
+        end = middle.stop if at in middle else at + 1
+        logits.append(kept.advance(run.model, sequence, run.tokens[at:end]))
     assert same_bytes(torch.cat(logits), run.logits)
     _check_kept(run, kept, sequence)
 
@@ -64,9 +71,13 @@ def _sources(run: Run, edge: int, rng: random.Random) -> Iterator[tuple[str, Sta
 
 def test_every_source_at_every_edge_goes_on_as_the_prefill_did(run: Run) -> None:
     rng = random.Random(2)
+    schedule = list(SCHEDULES).index(run.name)
     for number, edge in enumerate(run.edges):
         blocks = run.blocks_before(edge)
         for order, (name, start) in enumerate(_sources(run, edge, rng)):
+            # Half of them, and the other half on the next schedule, where there are many edges.
+            if len(run.edges) > 4 and (number + order // 2 + schedule) % 2:
+                continue
             if start is None:
                 replay_from = max(0, edge - run.profile.exact_replay_tokens)
             else:
@@ -87,7 +98,7 @@ def test_every_source_at_every_edge_goes_on_as_the_prefill_did(run: Run) -> None
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_rows_without_the_overlap_start_as_many_tokens_earlier_as_the_profile_says(name: str) -> None:
-    profile = SCHEDULES[name].model(seed=1).profile
+    profile = SCHEDULES[name].profile()
     edge = 4 * profile.block_tokens
     ratios = [layer.ratio for layer in profile.layers if layer.kind.has_keys]
     assert rows_needed(profile, edge, overlap=False).state_at == edge - max(ratios, default=0)
@@ -118,5 +129,5 @@ def test_a_state_at_random_positions_goes_on_as_the_prefill_did(run: Run) -> Non
 
 @pytest.mark.parametrize("name", EVERY_POSITION)
 def test_a_state_at_every_position_goes_on_as_the_prefill_did(name: str) -> None:
-    run = Run(SCHEDULES[name], seed=7)
+    run = Run(SCHEDULES[name], name=name, seed=7)
     _resume_and_check(run, list(range(1, 2 * run.profile.block_tokens + 20)), after=48)

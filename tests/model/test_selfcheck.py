@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -10,10 +11,17 @@ from kvstore.profile.registry import get_profile
 from kvstore_workers.model import Model, ModelConfig, RowsStart, Sequence, StateStart, numerics, self_check
 from kvstore_workers.model.config import TILE
 from kvstore_workers.model.tensors import random_tensors
+from tests.support.models import quick_config
 
 
 def _tiny(seed: int, dtype: torch.dtype = torch.float32) -> Model:
-    return Model.random(ModelConfig.for_profile(get_profile("tiny")), seed=seed, dtype=dtype)
+    return Model.random(quick_config(), seed=seed, dtype=dtype)
+
+
+@cache
+def _unequal_by_itself() -> set[str]:
+    """A processor may compute small tiles otherwise, whatever is restored."""
+    return {key for key, ok in self_check(_tiny(3), far=()).details.items() if not ok}
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -45,7 +53,7 @@ def test_a_model_whose_bits_depend_on_the_tile_gets_a_tile_of_its_own(
         return plain(self, streams) + (1e-7 if streams.shape[0] < 64 else 0.0)
 
     monkeypatch.setattr(Model, "_logits", uneven)
-    result = self_check(model)
+    result = self_check(model, far=())
     assert result.bit_equal
     assert result.decode_tile == model.decode_tile == 64
     assert not result.details["decoded/32"]
@@ -62,8 +70,7 @@ def test_a_model_whose_bits_depend_on_the_tile_gets_a_tile_of_its_own(
 def test_a_model_that_restores_wrongly_fails_at_every_tile(
     monkeypatch: pytest.MonkeyPatch, broken: type, ways: tuple[str, ...]
 ) -> None:
-    # A processor may compute small tiles otherwise, whatever is restored.
-    healthy = {key for key, ok in self_check(_tiny(3), far=()).details.items() if not ok}
+    healthy = _unequal_by_itself()
     model = _tiny(3)
     plain = Model.restore
 
@@ -115,7 +122,7 @@ def test_workers_whose_check_failed_are_named_apart_from_those_that_promise_equa
 
 
 def test_a_small_tile_that_rounds_a_few_rows_otherwise_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = _tiny(5)
+    model = Model.random(ModelConfig.for_profile(get_profile("tiny")), seed=5)
     plain = Model._logits
 
     def rarely(self: Model, streams: torch.Tensor) -> torch.Tensor:
@@ -129,4 +136,4 @@ def test_a_small_tile_that_rounds_a_few_rows_otherwise_is_not_chosen(monkeypatch
     share = float((whole.max(dim=1).values > 3.6).float().mean())
     assert 0.0 < share < 0.1, "few rows, as with a kernel of another shape"
     monkeypatch.setattr(Model, "_logits", rarely)
-    assert self_check(model).decode_tile == 16
+    assert self_check(model, far=()).decode_tile == 16

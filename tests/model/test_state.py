@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -42,20 +43,22 @@ def test_resume_at_every_position_of_three_blocks_continues_bit_for_bit(
         model.extend(origin, [tokens[position - 1]], logits="none")
         state = origin.state()
         assert len(state) == state_layout(model.profile, position).total_bytes
-        at_once = model.start()
-        model.extend(at_once, tokens[:position], logits="none")
-        assert at_once.state() == state, f"position {position}"
         restored = _resumed(model, blocks=blocks_of(origin), state=state, position=position)
         assert restored.position == position
         assert restored.state() == state, f"position {position}"
-        assert blocks_of(restored) == blocks_of(at_once), f"position {position}"
-        # one token at a time from every residue of the groups and windows, in one call from the rest
-        count = 1 if position % 5 == 0 else AFTER
-        for step in range(position, position + AFTER, count):
-            logits = model.extend(restored, tokens[step : step + count], logits="all")
+        assert blocks_of(restored) == blocks_of(origin), f"position {position}"
+        # for a window one token at a time from every residue of the groups and windows, in one call from the rest
+        single = model.profile.window_tokens + 1 if position % 5 == 0 else 0
+        steps = [*range(position, position + single), position + single, position + AFTER]
+        for step, end in pairwise(steps):
+            logits = model.extend(restored, tokens[step:end], logits="all")
             assert logits is not None
-            assert torch.equal(logits, expected[step : step + count]), f"resumed at {position}, token {step}"
-        if position % 16 == 0:
+            assert torch.equal(logits, expected[step:end]), f"resumed at {position}, token {step}"
+        # a third of the positions has every residue too
+        if position % 3 == 0:
+            at_once = model.start()
+            model.extend(at_once, tokens[:position], logits="none")
+            assert at_once.state() == state, f"position {position}"
             model.extend(at_once, tokens[position : position + AFTER], logits="none")
             assert restored.state() == at_once.state(), f"resumed at {position}"
             assert blocks_of(restored) == blocks_of(at_once), f"resumed at {position}"

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.types import BlockKey, ItemId, ItemKind
+from tests.support.long import examples
 from tests.unit.test_core_keyed import KeyedRig
 
 NAMES = st.lists(st.sampled_from("abcdefgh"), max_size=6, unique=True)
@@ -75,4 +76,4 @@ class KeyedMachine(RuleBasedStateMachine):
 
 
 TestKeyedMachine = KeyedMachine.TestCase
-TestKeyedMachine.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestKeyedMachine.settings = settings(max_examples=examples(25), stateful_step_count=20, deadline=None)

@@ -18,6 +18,7 @@ from kvstore.store.base import Found, Place, RecordKind
 from kvstore.types import BlockKey, Checks, Lineage, NamespaceDigest
 from tests.support import load_reference
 from tests.support.core import TINY, B, identity
+from tests.support.long import examples
 
 NOW = 1_800_000_000.0
 STEP = 4096
@@ -153,7 +154,7 @@ def picture(core: Core, report: LoadReport) -> dict[str, object]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     blocks=st.integers(0, 120),

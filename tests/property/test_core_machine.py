@@ -16,6 +16,7 @@ from kvstore.store.base import Place
 from kvstore.types import BlockKey, ItemId, ItemKind, Lineage, NamespaceDigest, StateSource, Tier
 from tests.support.core import TINY, B, CoreRig, checks_of, identity
 from tests.support.core_model import Block, Kept, LeaseModel, Model, Name, ReservationModel
+from tests.support.long import examples
 
 RETENTION = 72 * 3600.0
 SESSIONS = st.sampled_from(["a", "b"])
@@ -638,7 +639,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 TestCoreMachine = CoreMachine.TestCase
 TestCoreMachine.settings = settings(
-    max_examples=300,
+    max_examples=examples(200),
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

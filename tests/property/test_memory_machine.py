@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.memory import BlockCache, Extent, Slot, why_not_mapped
 from kvstore.memory.cache import Key
+from tests.support.long import examples
 
 DOMAINS = ["", "a", "b"]
 SIZES = [100, 4096, 5000, 20_000]
@@ -186,4 +187,4 @@ class Machine(RuleBasedStateMachine):
 TestMachine = pytest.mark.skipif(bool(why_not_mapped()), reason=why_not_mapped() or "it is mapped")(
     Machine.TestCase
 )
-TestMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestMachine.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)

@@ -16,6 +16,7 @@ from kvstore.store import format as disk
 from kvstore.store.segment import PIECE_BYTES, fits, plan_batch
 from kvstore.testing.sim_device import flipped
 from kvstore.types import BlockKey, BytesLike, Checks, Lineage, NamespaceDigest
+from tests.support.long import examples
 
 U32, U64 = 2**32 - 1, 2**64 - 1
 HOME = disk.SegmentIdentity(store_tag=0x1122334455667788, segment_id=7, salt=99)
@@ -74,7 +75,7 @@ def footer(count: int) -> bytes:
     written=checks,
     page=st.integers(1, 2**30),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_record_decodes_to_what_was_encoded(  # noqa: PLR0917
     payload: bytes,
     kind: int,
@@ -182,7 +183,7 @@ sizes = st.integers(disk.LARGE_PAYLOAD_BYTES, disk.LARGE_PAYLOAD_BYTES + 9000)
 
 
 @given(size=sizes, ends=st.lists(st.integers(-5, 80_000), max_size=150), seed=st.integers(0, 99))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_every_part_of_a_payload_is_verified_by_the_slices_around_it(
     size: int, ends: list[int], seed: int
 ) -> None:
@@ -260,7 +261,7 @@ def test_a_record_of_another_place_is_corrupt_however_good_its_checksums(
 
 
 @given(st.binary(max_size=600))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_arbitrary_bytes_are_never_a_record_or_footer(data: bytes) -> None:
     assert isinstance(disk.decode_record(data, identity=HOME, offset=4096), disk.Verdict)
     assert isinstance(disk.decode_record(disk.RECORD_MAGIC + data, identity=HOME, offset=4096), disk.Verdict)
@@ -289,7 +290,7 @@ def test_arbitrary_bytes_are_never_a_record_or_footer(data: bytes) -> None:
         max_size=20,
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_footer_decodes_to_what_was_encoded(entries: list[disk.Entry]) -> None:
     names = [NamespaceDigest(bytes([number]) * 32) for number in range(3)]
     data = disk.encode_footer(HOME, offset=8192, records_end=8000, namespaces=names, entries=entries)
@@ -332,7 +333,7 @@ def test_every_flipped_bit_and_truncation_of_the_identity_is_refused() -> None:
 
 
 @given(st.integers(0, 2**31), st.lists(st.integers(0, 200_000), min_size=1, max_size=30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_batch_is_laid_out_without_overlap_and_never_in_a_written_page(
     end: int, lengths: list[int]
 ) -> None:
@@ -369,7 +370,7 @@ def test_the_space_that_a_record_takes_is_what_the_format_promises() -> None:
     u64,
     st.text(max_size=50),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_catalogue_rows_decode_to_what_was_encoded(
     name: bytes, uses: list[tuple[int, int]], salt: int, policy: str
 ) -> None:

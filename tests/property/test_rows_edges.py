@@ -11,6 +11,7 @@ from kvstore.core.windows import deepest_edge
 from kvstore.profile.base import Layer, LayerKind
 from kvstore.profile.layout import rows_needed
 from kvstore.profile.registry import get_profile
+from tests.support.long import examples
 
 TINY = get_profile("tiny")
 PROFILES = (
@@ -23,7 +24,7 @@ PROFILES = (
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(
     profile=st.sampled_from(PROFILES),
     held=st.lists(st.sampled_from([0, 1, 1, 1]), max_size=30),

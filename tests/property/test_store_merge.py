@@ -13,6 +13,7 @@ from kvstore.store.columns import ENTRY
 from kvstore.store.format import POLICY_KIND
 from kvstore.store.merge import Part, merge
 from kvstore.store.segment import COVERED_KINDS
+from tests.support.long import examples
 
 KINDS = [*(int(kind) for kind in RecordKind), POLICY_KIND]
 Identity = tuple[int, int, bytes]
@@ -60,7 +61,7 @@ def one_by_one(parts: list[Part]) -> tuple[set[At], set[At]]:
     return lives, {at for (_, kind, _), (_, at) in newest.items() if kind in COVERED_KINDS}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     segments=st.integers(0, 4),

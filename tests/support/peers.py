@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
@@ -34,15 +33,7 @@ def run_command(
 ) -> subprocess.CompletedProcess[str]:
     """A command that ends by itself: its exit code and what it wrote. `fresh`: by an interpreter that has imported nothing."""
     if not fresh:
-        with TemporaryDirectory(prefix="kv-") as folder:
-            output, errors = Path(folder) / "output", Path(folder) / "errors"
-            process = warm(WORKERS).start(_PROGRAM, args, output=output, errors=errors)
-            try:
-                status = process.wait(seconds)
-            finally:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-            return subprocess.CompletedProcess(args, status, output.read_text(), errors.read_text())
+        return warm(WORKERS).run(_PROGRAM, args, seconds=seconds)
     return subprocess.run(
         [sys.executable, "-c", _PROGRAM, *args], capture_output=True, text=True, timeout=seconds, check=False
     )

@@ -43,11 +43,10 @@ class Schedule:
     dtype: torch.dtype = torch.float32
     length: int = 300
 
-    def model(self, *, seed: int) -> Model:
-        """Checked, so that its decode tile is the one that a worker would use."""
+    def profile(self) -> Profile:
         entry_format, key_format, row_format = self.formats
         head_dim, rope_dim, index_head_dim = DIMS[self.formats]
-        profile = Profile(
+        return Profile(
             name="schedule",
             layers=self.layers,
             block_tokens=self.block,
@@ -59,9 +58,12 @@ class Schedule:
             key_format=key_format,
             row_format=row_format,
         )
+
+    def model(self, *, seed: int) -> Model:
+        """Checked, so that its decode tile is the one that a worker would use."""
         config = replace(
             ModelConfig.for_profile(get_profile("tiny")),
-            profile=profile,
+            profile=self.profile(),
             vocab_size=64,
             hidden_size=32,
             heads=2,
@@ -138,8 +140,9 @@ class Kept:
 class Run:
     """One prefill of seeded tokens: its logits, blocks, states and rows."""
 
-    def __init__(self, schedule: Schedule, *, seed: int) -> None:
+    def __init__(self, schedule: Schedule, *, seed: int, name: str = "") -> None:
         rng = random.Random(seed)
+        self.name = name
         self.model = schedule.model(seed=seed)
         self.profile = self.model.profile
         self.tokens = [rng.randrange(self.model.config.vocab_size) for _ in range(schedule.length)]

@@ -11,12 +11,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-SERVICE = ("kvstore.service.server", "kvstore.config")
+SERVICE = (
+    "kvstore.cli.serve",
+    "kvstore.cli.admin",
+    "kvstore.cli.disk",
+    "kvstore.cli.plan",
+    "kvstore.cli.profiles",
+)
 WORKERS = (
     "torch",
     "kvstore_workers.cli",
@@ -116,20 +123,45 @@ class Warm:
         self._forker: subprocess.Popen[bytes] | None = None
 
     def start(
-        self, program: str, arguments: Sequence[str], *, output: Path, errors: Path | None = None
+        self,
+        program: str,
+        arguments: Sequence[str],
+        *,
+        output: Path,
+        errors: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> Started:
         """`python -c PROGRAM ARGUMENTS` that reads nothing and appends what it writes to those files."""
         pid = self.ask(
             {
                 "program": program,
                 "arguments": list(arguments),
-                "environment": dict(os.environ),
+                "environment": dict(os.environ if environment is None else environment),
                 "folder": str(Path.cwd()),
                 "output": str(output.absolute()),
                 "errors": str((errors or output).absolute()),
             }
         )
         return Started(pid, self)
+
+    def run(
+        self,
+        program: str,
+        arguments: Sequence[str],
+        *,
+        seconds: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """What it wrote, and its exit status. Killed, and subprocess.TimeoutExpired, where it has not ended by then."""
+        with TemporaryDirectory(prefix="kv-") as folder:
+            output, errors = Path(folder) / "output", Path(folder) / "errors"
+            process = self.start(program, arguments, output=output, errors=errors, environment=environment)
+            try:
+                status = process.wait(seconds)
+            finally:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+            return subprocess.CompletedProcess(arguments, status, output.read_text(), errors.read_text())
 
     def ask(self, order: dict[str, Any]) -> int:
         with self._lock:

@@ -35,6 +35,7 @@ from kvstore_workers.runtime.values import (
     StoreReport,
 )
 from kvstore_workers.runtime.writer import Writer, WriterLimits
+from tests.support.models import quick_config
 
 RESTORING_PAYS = Costs(
     seconds_per_layer_token=1.0,
@@ -55,21 +56,30 @@ def tiny_model() -> Model:
     """The same object for all tests of a process; its self-check passed. One thread: machines that run tests are busy,
     and threads that wait for each other are slower there than one alone."""
     torch.set_num_threads(1)
-    model = Model.random(ModelConfig.for_profile(get_profile("tiny")), seed=11)
+    model = Model.random(quick_config(), seed=11)
     check = self_check(model, far=())
     assert check.bit_equal, check.details
     return model
 
 
-def _twin(model: Model) -> Model:
-    twin = Model.random(model.config, seed=11)
-    twin.decode_tile = model.decode_tile
-    return twin
+def shipped_model() -> Model:
+    """What a worker's process has that was told --seed 11, so that they are of one namespace; checked as there."""
+    torch.set_num_threads(1)
+    model = Model.random(ModelConfig.for_profile(get_profile("tiny")), seed=11)
+    assert self_check(model, far=()).bit_equal
+    return model
+
+
+def twin(model: Model) -> Model:
+    """An equal one, for engines that run side by side."""
+    made = Model.random(model.config, seed=11)
+    made.decode_tile = model.decode_tile
+    return made
 
 
 def tokens_of(count: int, *, seed: int) -> list[int]:
     rng = random.Random(seed)
-    return [rng.randrange(tiny_model().config.vocab_size) for _ in range(count)]
+    return [rng.randrange(quick_config().vocab_size) for _ in range(count)]
 
 
 class FixedRates(Rates):
@@ -93,11 +103,11 @@ def engine_on(
     limits: WriterLimits | None = None,
     flush_seconds: float = 10.0,
     sliced_bytes: int = SLICED_BYTES,
-    own_model: bool = False,
+    model: Model | None = None,
 ) -> Iterator[Engine]:
-    """An engine whose namespace is its salt's own; client and writer are closed on leaving. `own_model`: equal to the one
-    of all tests and not shared with them, for engines that run side by side."""
-    model = _twin(tiny_model()) if own_model else tiny_model()
+    """An engine whose namespace is its salt's own; client and writer are closed on leaving. `model`: in place of the one
+    that all tests share."""
+    model = tiny_model() if model is None else model
     identity = NamespaceIdentity(
         model.profile, weights_revision=model.weights_revision, numerics=numerics(model), tenant_salt=salt
     )
@@ -196,5 +206,9 @@ def cold(tokens: Sequence[int], new: int = 4, **changes: object) -> Answer:
 
 @lru_cache(maxsize=256)
 def _cold(tokens: tuple[int, ...], new: int, changes: tuple[tuple[str, object], ...]) -> Answer:
-    engine = Engine(tiny_model(), store=None, writer=None, clock=SystemClock())
-    return decode(engine, request_of(tokens, new, **dict(changes)))
+    return cold_on(tiny_model(), tokens, new, **dict(changes))
+
+
+def cold_on(model: Model, tokens: Sequence[int], new: int, **changes: object) -> Answer:
+    engine = Engine(model, store=None, writer=None, clock=SystemClock())
+    return decode(engine, request_of(tokens, new, **changes))

@@ -12,6 +12,7 @@ from kvstore.simulate.formats import load_log
 from kvstore.simulate.log import LogRequest, RequestLog, read_log
 from kvstore.simulate.run import Simulation
 from kvstore.simulate.study import POLICIES, Question, Study, row_values
+from tests.support.long import seeds
 from tests.support.request_logs import (
     BLOCK,
     GOLDEN,
@@ -63,7 +64,7 @@ def test_the_golden_log_has_the_golden_rates_in_the_order_asked() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lru", "fifo", "belady"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(3, of=8))
 def test_policies_hit_what_the_plain_reference_hits(policy: str, seed: int) -> None:
     requests = made_requests(seed, 150, sessions=12)
     log = log_of(requests)
@@ -94,7 +95,7 @@ def test_a_whole_prompt_that_is_held_is_hit_to_its_last_token_unless_as_served()
 
 @pytest.mark.parametrize("slides", [True, False])
 @pytest.mark.parametrize("seconds", [20, 90, 600])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_retention_keeps_what_the_plain_reference_keeps(seed: int, seconds: int, slides: bool) -> None:
     requests = made_requests(seed, 250, sessions=12)
     start = TtlFrom.USE if slides else TtlFrom.INSERTION
@@ -120,7 +121,7 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, of=3))
 @pytest.mark.parametrize(("windows", "ends", "branches", "every"), WINDOWS)
 def test_a_hit_ends_where_a_state_is_kept(
     windows: str, ends: bool, branches: bool, every: int, seed: int
