@@ -94,6 +94,12 @@ class Publisher:
             await asyncio.sleep(0)
         self.sender.answer()
 
+    async def finish(self) -> None:
+        """Tell what has changed last. What is lost is not shown anew: the next start does."""
+        while changes := self._journal.take(ITEMS_AT_ONCE):
+            self._tell(changes)
+            await asyncio.sleep(0)
+
     def figures(self) -> dict[str, float]:
         """Event loop's thread only."""
         sent, own = self.sender.counts, self._counts

@@ -312,7 +312,7 @@ class _Service:
             await doors.stop(LAST_CALLS_SECONDS)
             await upkeep.note_uses()
             if engine.events is not None:
-                await engine.events.step()
+                await engine.events.finish()
             log.info("stopped with %d leases, reservations and takes still open", left)
         for path in (self._places.socket, self._places.session_socket):
             path.unlink(missing_ok=True)

@@ -244,6 +244,18 @@ async def test_a_step_that_fails_is_counted_and_a_snapshot_follows(
         assert "ZeroDivisionError" in caplog.text
 
 
+async def test_what_changed_last_is_told_at_a_stop_and_nothing_is_shown_anew(folder: Path) -> None:
+    async with sender_in(folder, changes=10) as sender:
+        await sender.step()
+        sender.rig.store(range(3 * B))
+        await sender.publisher.finish()
+        assert sender.publisher.figures()["events_told_total"] == 3
+        sender.rig.store([5] * (20 * B))
+        assert sender.journal.is_lost
+        await sender.publisher.finish()
+        assert sender.publisher.figures()["events_snapshots_total"] == 1
+
+
 def test_an_address_in_use_is_refused_by_name(folder: Path) -> None:
     with zmq.Context() as context, context.socket(zmq.PUB) as socket:
         port = socket.bind_to_random_port("tcp://127.0.0.1")
