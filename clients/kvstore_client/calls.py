@@ -38,13 +38,15 @@ T_co = TypeVar("T_co", covariant=True)
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T_co]):
     """`request`: a message, or an iterator of messages. `timeout`: seconds. `parse` makes the value of the answer.
-    `repeatable`: it may run twice. `names_boot`: the answer says which service process gave it."""
+    `repeatable`: it may run twice, with another session. `again`: in the same session too, where nobody knows whether it did.
+    `names_boot`: the answer says which service process gave it."""
 
     name: str
     request: Any
     timeout: float
     parse: Callable[[Any], T_co]
     repeatable: bool = False
+    again: bool = False
     names_boot: bool = False
 
 
@@ -120,7 +122,9 @@ def lookup(
         wait_seconds=wait_seconds,
         assumed_costs=costs is not None and costs.assumed,
     )
-    return Call("Lookup", request, deadlines.lookup + wait_seconds, _same, repeatable=True)
+    # A lease of the answer that was lost ends at its deadline; a flight would keep others waiting until then.
+    timeout = deadlines.lookup + wait_seconds
+    return Call("Lookup", request, timeout, _same, repeatable=True, again=not announce)
 
 
 def contains(
@@ -138,7 +142,7 @@ def contains(
             )
         return reply
 
-    return Call("Contains", request, deadlines.lookup, parse, repeatable=True)
+    return Call("Contains", request, deadlines.lookup, parse, repeatable=True, again=True)
 
 
 def reserve(deadlines: Deadlines, namespace: bytes, items: Sequence[ReserveItem]) -> Call[pb.ReserveReply]:

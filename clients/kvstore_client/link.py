@@ -200,7 +200,7 @@ class Link(LinkBase):
 
     def run(self, call: Call[T]) -> T:
         """The answer. What may run twice is asked once more with a new session if the service does not know the session
-        (any more)."""
+        (any more), and with the same one, if that is no harm, where the way there broke."""
         return self.run_held(call)[1]
 
     def run_held(self, call: Call[T]) -> tuple[Connection, T]:
@@ -215,13 +215,26 @@ class Link(LinkBase):
 
     def _run_once(self, call: Call[T]) -> tuple[Connection, T]:
         connection = self.connection()
-        reply = self.call(connection, call.name, call.request, timeout=call.timeout)
+        reply = self._answer(connection, call)
         try:
             self._check_boot(connection, call, reply)
         except UnknownSession:
             self.drop(connection)
             raise
         return connection, call.parse(reply)
+
+    def _answer(self, connection: Connection, call: Call[Any]) -> Any:
+        """Asked for once more where the way broke under it and its session lives."""
+        if not call.again:
+            return self.call(connection, call.name, call.request, timeout=call.timeout)
+        deadline = self.now() + call.timeout
+        try:
+            return self._call(connection, call.name, call.request, timeout=call.timeout, counts=False)
+        except Unavailable as error:
+            left = deadline - self.now()
+            if not (self.asks_again(connection, call, error, left) and self._reached_again(connection, left)):
+                raise self.failure(connection, error) from error.__cause__
+        return self.call(connection, call.name, call.request, timeout=max(deadline - self.now(), 0.0))
 
     def call(self, connection: Connection, name: str, request: Any, *, timeout: float) -> Any:
         """The call `name` with one answer; `request` is a message, or an iterator of messages. The answer, or an error of

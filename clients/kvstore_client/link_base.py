@@ -101,6 +101,13 @@ class LinkBase:
         fetching.go_on(anew=anew)
         return True
 
+    def asks_again(
+        self, connection: ConnectionBase, call: Call[Any], failure: KvstoreError, left: float
+    ) -> bool:
+        """Whether a call that ended with `failure`, and has `left` seconds, is to be made once more in its session."""
+        broke = call.again and left > 0 and broke_off(failure) and connection.usable()
+        return broke and self._may_retry()
+
     def failure(
         self, connection: ConnectionBase, failure: KvstoreError, *, counts: bool = True
     ) -> KvstoreError:

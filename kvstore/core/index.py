@@ -154,7 +154,7 @@ class BlockIndex:
     def marks(self, slots: array[int]) -> bytes:
         """The flags of each of `slots`."""
         if 1 < len(slots) < MANY_SLOTS:
-            # A method of a column that is called by `map` takes twice as long.
+            # A method of a column that is called by `map` takes longer.
             return bytes(itemgetter(*slots)(self.flags))
         if len(slots) < MANY_SLOTS:
             return bytes(map(self.flags.__getitem__, slots))

@@ -121,40 +121,26 @@ class DensityPolicy(LeafPolicy):
     # ---- going first ----------------------------------------------------------------------------------------
 
     def victims(self, start: int = NO_HANDLE) -> Iterator[int]:
-        heaps = self._heaps
-        passed: list[tuple[int, Entry]] = []
-        survived = self._survived
+        heaps, survived = self._heaps, self._survived
         if start == NO_HANDLE:
-            survived.clear()
+            self._return_passed()
         heads: list[tuple[Rank, int]] = []
         for number in range(self.QUEUES):
             self._offer(heads, number)
-        waiting: dict[int, Entry] = {}
-        try:
-            while heads:
-                rank, number = heapq.heappop(heads)
-                heap = heaps[number]
-                if not heap or heap[0][0] != rank[1]:
-                    continue
-                entry = heapq.heappop(heap)
+        while heads:
+            rank, number = heapq.heappop(heads)
+            heap = heaps[number]
+            if not heap or heap[0][0] != rank[1]:
+                continue
+            entry = heapq.heappop(heap)
+            if entry not in survived and self._is_current(entry, number):
+                yield from self._shown(entry, number)
                 handle = entry[1]
-                current = self._is_current(entry, number) and waiting.get(number) != entry
-                if current:
-                    passed.append((number, entry))
-                    waiting[number] = entry
-                    if entry not in survived:
-                        yield handle
-                    if self._here[handle]:
-                        survived.add(entry)
-                    else:
-                        passed.pop()
-                        above = self._parent[handle]
-                        if above != NO_HANDLE and not self._children[above]:
-                            self._offer(heads, self._queue[above])
-                self._offer(heads, number)
-        finally:
-            for number, entry in passed:
-                heapq.heappush(heaps[number], entry)
+                if not self._here[handle]:
+                    above = self._parent[handle]
+                    if above != NO_HANDLE and not self._children[above]:
+                        self._offer(heads, self._queue[above])
+            self._offer(heads, number)
 
     def _offer(self, heads: list[tuple[Rank, int]], number: int) -> None:
         heap = self._heaps[number]

@@ -17,6 +17,9 @@ from kvstore.policy.base import NO_HANDLE, Handles
 FIRST = 1 << 53
 """Keys of what was here before it was ranked are below this, those of what came since above."""
 
+FEW_ENTRIES = 64
+"""Up to here each is pushed to its heap; beyond, the heap is made anew."""
+
 _SPARE_ENTRIES = 1024
 _GROWN_AT_LEAST = 1024
 
@@ -47,8 +50,10 @@ class LeafPolicy(ABC):
         # (key, handle). An entry counts while the handle is here, in that queue, and has that key; what is out of date is
         # dropped when it comes up.
         self._heaps: list[list[Entry]] = [[] for _ in range(self.QUEUES)]
-        # What the last walk has shown and left here.
+        # What the last walk has shown and left here, as a set, and by queue: out of the heaps until another walk begins, so
+        # that its next steps do not come upon it again.
         self._survived: set[Entry] = set()
+        self._passed: list[list[Entry]] = [[] for _ in range(self.QUEUES)]
 
     def __len__(self) -> int:
         return self._count
@@ -120,35 +125,49 @@ class LeafPolicy(ABC):
     def victims(self, start: int = NO_HANDLE) -> Iterator[int]:
         """All that have no child, and those that come to have none while it is walked. A walk that goes on passes over what
         the one before has shown and left here, and only that: a parent may have come up since, and its turn is now."""
-        passed: list[list[Entry]] = [[] for _ in self._heaps]
         heaps, survived = self._heaps, self._survived
         if start == NO_HANDLE:
-            survived.clear()
+            self._return_passed()
+        while (number := self._next_queue()) is not None:
+            entry = heapq.heappop(heaps[number])
+            key, handle = entry
+            if entry in survived or not self._is_current(entry, number):
+                continue
+            if not self._may_go(key):
+                heapq.heappush(heaps[number], entry)
+                return
+            if self._spare(handle):
+                continue
+            yield from self._shown(entry, number)
+            if not self._here[handle]:
+                self._went(key)
+
+    def _shown(self, entry: Entry, number: int) -> Iterator[int]:
+        """Show one that was taken from its heap. Where it stays, the walk has passed it."""
+        handle, is_last = entry[1], True
         try:
-            while (number := self._next_queue()) is not None:
-                entry = heapq.heappop(heaps[number])
-                key, handle = entry
-                waiting = passed[number]
-                if not self._is_current(entry, number) or (waiting and waiting[-1] == entry):
-                    continue
-                waiting.append(entry)
-                if not self._may_go(key):
-                    return
-                if entry in survived:
-                    continue
-                if self._spare(handle):
-                    waiting.pop()
-                    continue
-                yield handle
-                if self._here[handle]:
-                    survived.add(entry)
-                else:
-                    waiting.pop()
-                    self._went(key)
+            yield handle
+            is_last = False
         finally:
-            for number, entries in enumerate(passed):
+            # Where the walk ends with it, it may go on with it too.
+            if is_last and self._here[handle]:
+                heapq.heappush(self._heaps[number], entry)
+        if self._here[handle]:
+            self._survived.add(entry)
+            self._passed[number].append(entry)
+
+    def _return_passed(self) -> None:
+        """To the heaps. What has changed meanwhile has entered them anew; what it was is dropped when it comes up."""
+        self._survived.clear()
+        for number, entries in enumerate(self._passed):
+            heap = self._heaps[number]
+            if len(entries) < FEW_ENTRIES:
                 for entry in entries:
-                    heapq.heappush(heaps[number], entry)
+                    heapq.heappush(heap, entry)
+            else:
+                heap += entries
+                heapq.heapify(heap)
+            entries.clear()
 
     def _next_queue(self) -> int | None:
         for number in self._order():
@@ -267,13 +286,14 @@ class LeafPolicy(ABC):
             self._queue,
             self._survived,
             *self._heaps,
+            *self._passed,
         )
         # An entry: a tuple and a large whole number; handles are the caller's, or small.
-        return sum(map(sys.getsizeof, columns)) + 88 * sum(map(len, self._heaps))
+        return sum(map(sys.getsizeof, columns)) + 88 * sum(map(len, (*self._heaps, *self._passed)))
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every childless handle is in its queue with its key."""
-        entries = [set(heap) for heap in self._heaps]
+        entries = [set(heap).union(passed) for heap, passed in zip(self._heaps, self._passed, strict=True)]
         here = [handle for handle, is_here in enumerate(self._here) if is_here]
         assert len(here) == self._count, f"{len(here)} handles here, {self._count} counted"
         children = [0] * len(self._here)

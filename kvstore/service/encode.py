@@ -179,21 +179,42 @@ def put_profile(profile: Profile) -> pb.Profile:
 
 
 def _put_alternative(value: Alternative, out: pb.Alternative) -> None:
+    # Half of these are mostly zero, which a message says without being told; to ask costs less than to tell it.
     (
-        out.compute_from,
+        compute_from,
         source,
-        out.state_at,
-        out.replay_from,
-        out.replay_layer_tokens,
-        out.bytes_ssd,
-        out.bytes_memory,
+        state_at,
+        replay_from,
+        replay_layer_tokens,
+        bytes_ssd,
+        bytes_memory,
         out.seconds,
-        out.index_entries,
-        out.read_seconds,
-        out.replay_seconds,
-        out.compute_seconds,
+        index_entries,
+        read_seconds,
+        replay_seconds,
+        compute_seconds,
     ) = value
     out.state_source = _SOURCES[source]
+    if compute_from:
+        out.compute_from = compute_from
+    if state_at:
+        out.state_at = state_at
+    if replay_from:
+        out.replay_from = replay_from
+    if replay_layer_tokens:
+        out.replay_layer_tokens = replay_layer_tokens
+    if bytes_ssd:
+        out.bytes_ssd = bytes_ssd
+    if bytes_memory:
+        out.bytes_memory = bytes_memory
+    if index_entries:
+        out.index_entries = index_entries
+    if read_seconds:
+        out.read_seconds = read_seconds
+    if replay_seconds:
+        out.replay_seconds = replay_seconds
+    if compute_seconds:
+        out.compute_seconds = compute_seconds
 
 
 def put_plan(plan: RestorePlan, out: pb.RestorePlan) -> None:

@@ -41,7 +41,7 @@ CALLS_MAX = 8192
 CALLS_PER_CONNECTION_MAX = 1024
 CONNECTIONS_BESIDE = 64
 CONNECTIONS_PER_SESSION = 2
-HANDSHAKE_SECONDS_MAX = 10.0
+HANDSHAKE_SECONDS_MAX = 5.0
 PING_AFTER_SECONDS = 8.0
 PING_SECONDS_MAX = 5.0
 """A cable that was cut ends a session, and gives back what it held, within the two together. Clients may ping as well."""

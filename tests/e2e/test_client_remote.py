@@ -102,6 +102,35 @@ def test_a_fetch_goes_on_where_it_broke_off(
         found.lease.release()
 
 
+def test_a_lookup_whose_answer_was_lost_on_its_way_is_made_once_more_in_its_session(
+    service: ServiceProcess, chain: Chain, connect: Any
+) -> None:
+    with Breaking(port_of(service), breaks=0) as way:
+        client = connect(way.port)
+        look(client, chain).lease.release()
+        boot = client.boot
+        way.swallows, way.carries, way.breaks = True, 1, 1
+        found = look(client, chain)
+        assert (way.broken, found.blocks_held) == (1, BLOCKS)
+        # Its session has lived on: what it leases can be read.
+        assert client.boot == boot
+        assert len(chain.fetch(client, found)) == BLOCKS + 1
+        found.lease.release()
+
+
+def test_a_lookup_that_announces_is_not_made_twice_in_one_session(
+    service: ServiceProcess, chain: Chain, connect: Any
+) -> None:
+    with Breaking(port_of(service), breaks=0) as way:
+        client = connect(way.port)
+        look(client, chain).lease.release()
+        way.swallows, way.carries, way.breaks = True, 1, 1
+        tokens = len(chain.keys) * chain.namespace.block_tokens
+        with pytest.raises(Unavailable):
+            client.lookup(chain.namespace.digest, chain.keys, prompt_tokens=tokens + 1, announce=True)
+        assert way.broken == 1
+
+
 def test_a_way_that_breaks_too_often_is_no_way(service: ServiceProcess, chain: Chain, connect: Any) -> None:
     with Breaking(port_of(service)) as way:
         client = connect(way.port)

@@ -18,6 +18,8 @@ class Breaking:
         self.carries = carries
         self.breaks = breaks
         self.broken = 0
+        self.swallows = False
+        """Whether what it breaks at is lost with it."""
         self.is_away = False
         """Whether new connections are closed at once."""
         self._target = target
@@ -50,9 +52,11 @@ class Breaking:
         carried = 0
         try:
             while data := source.recv(_READ_BYTES):
-                target.sendall(data)
                 carried += len(data)
-                if counts and self._breaks_after(carried):
+                breaks = counts and self._breaks_after(carried)
+                if not (breaks and self.swallows):
+                    target.sendall(data)
+                if breaks:
                     self.broken += 1
                     break
         except OSError:

@@ -7,6 +7,9 @@ import pytest
 
 from kvstore.core import Core
 from kvstore.policy import FifoPolicy
+from kvstore.policy.base import NO_HANDLE
+from kvstore.policy.leaves import LeafPolicy
+from kvstore.policy.registry import make_policy
 from kvstore.pool import StatePool
 from tests.support.core import B, CoreRig, identity
 
@@ -45,6 +48,39 @@ def test_who_is_passed_over_keeps_its_place() -> None:
             break
     fifo.check_integrity()
     assert list(fifo.victims()) == [0, 1, 3]
+
+
+@pytest.mark.parametrize("name", ["fifo", "density"])
+def test_a_step_of_a_walk_does_not_come_upon_what_the_steps_before_it_have_passed(name: str) -> None:
+    policy = make_policy(name)
+    assert isinstance(policy, LeafPolicy)
+    count, step, start = 3_000, 100, NO_HANDLE
+    for handle in range(count):
+        policy.on_insert(handle)
+    shown: list[int] = []
+    pops: list[int] = []
+    is_current = policy._is_current
+
+    def counted(entry: tuple[int, int], number: int) -> bool:
+        pops[-1] += 1
+        return is_current(entry, number)
+
+    policy._is_current = counted  # type: ignore[method-assign]
+    while True:
+        pops.append(0)
+        for seen, handle in enumerate(policy.victims(start)):
+            if seen == step:
+                start = handle
+                break
+            shown.append(handle)
+        else:
+            break
+    policy.check_integrity()
+    assert sorted(shown) == list(range(count))
+    # One looks at an entry when it comes up and when it goes.
+    assert max(pops) <= 2 * step + 4
+    # A walk of its own begins with all of them.
+    assert sorted(policy.victims()) == list(range(count))
 
 
 def test_a_start_keeps_the_order_that_it_is_told() -> None:

@@ -191,13 +191,28 @@ class AsyncLink(LinkBase):
 
     async def _run_once(self, call: Call[T]) -> tuple[AsyncConnection, T]:
         connection = await self.connection()
-        reply = await self.call(connection, call.name, call.request, timeout=call.timeout)
+        reply = await self._answer(connection, call)
         try:
             self._check_boot(connection, call, reply)
         except UnknownSession:
             await self.drop(connection)
             raise
         return connection, call.parse(reply)
+
+    async def _answer(self, connection: AsyncConnection, call: Call[Any]) -> Any:
+        """As Link._answer."""
+        if not call.again:
+            return await self.call(connection, call.name, call.request, timeout=call.timeout)
+        deadline = self.now() + call.timeout
+        try:
+            return await self._call(connection, call.name, call.request, timeout=call.timeout, counts=False)
+        except Unavailable as error:
+            left = deadline - self.now()
+            if not (
+                self.asks_again(connection, call, error, left) and await self._reached_again(connection, left)
+            ):
+                raise self.failure(connection, error) from error.__cause__
+        return await self.call(connection, call.name, call.request, timeout=max(deadline - self.now(), 0.0))
 
     async def call(self, connection: AsyncConnection, name: str, request: Any, *, timeout: float) -> Any:
         """As Link.call. Cancelling the task that waits for it cancels the call."""
