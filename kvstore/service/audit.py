@@ -15,6 +15,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from kvstore.errors import Unauthenticated
 from kvstore.service.callers import LOCAL, current_caller
 from kvstore.service.session import SESSION_METADATA, Sessions
 from kvstore.service.status import Context, refusal_of_call
@@ -75,9 +76,16 @@ class AuditLog:
                 outcome = refusal_of_call()
                 raise
             finally:
-                self._note(name, request, self._who(context), outcome, begin)
+                seldom = name in ASKING and outcome == "ok"
+                self._note(name, arguments_of(request), self._who(context), outcome, begin, seldom=seldom)
 
         return call
+
+    def refused(self, name: str, context: Context) -> None:
+        """A call of nobody that is known. Many of them, from wherever, share a line a minute."""
+        who = {"caller": "unknown", "address": str(context.peer())}
+        told = Unauthenticated.code
+        self._note(name, {}, who, told, self._wall(), seldom=True, alike={"caller": "unknown"})
 
     async def close(self) -> None:
         """Return when all is written."""
@@ -94,8 +102,19 @@ class AuditLog:
         session = self._sessions.find(str(metadata.get(SESSION_METADATA, "")))
         return {"uid": os.geteuid(), "pid": None if session is None else session.pid}
 
-    def _note(self, name: str, request: Any, who: Mapping[str, object], outcome: str, begin: float) -> None:
-        calls = self._calls(name, who, begin) if name in ASKING and outcome == "ok" else 1
+    def _note(
+        self,
+        name: str,
+        arguments: Mapping[str, object],
+        who: Mapping[str, object],
+        outcome: str,
+        begin: float,
+        *,
+        seldom: bool,
+        alike: Mapping[str, object] | None = None,
+    ) -> None:
+        """`seldom`: at most a line a minute for calls of this name by the same caller, or by callers that are `alike`."""
+        calls = self._calls(name, who if alike is None else alike, begin) if seldom else 1
         if not calls:
             return
         when = dt.datetime.fromtimestamp(begin, dt.UTC).isoformat(timespec="milliseconds")
@@ -103,7 +122,7 @@ class AuditLog:
             "time": when,
             **who,
             "call": name,
-            "arguments": arguments_of(request),
+            "arguments": arguments,
             "outcome": outcome,
             "seconds": round(self._wall() - begin, 3),
         }

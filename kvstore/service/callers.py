@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -120,15 +121,20 @@ class CallerCheck(grpc.aio.ServerInterceptor):
     asked anew for each call."""
 
     def __init__(
-        self, access: Callable[[], Access], *, counts: Counter[str], monotonic: Callable[[], float]
+        self,
+        access: Callable[[], Access],
+        *,
+        counts: Counter[str],
+        monotonic: Callable[[], float],
+        on_admin: Callable[[str, Context], None] = lambda name, context: None,
     ) -> None:
+        """`on_admin` is told of each admin call that was refused, by its name."""
         self._access = access
         self._counts = counts
         self._monotonic = monotonic
         self._untold = 0
         self._told_at: float | None = None
-        # Takes no message before it answers, whatever kind of call it stands for.
-        self._refusing: Any = grpc.stream_stream_rpc_method_handler(self._refuse)
+        self._on_admin = on_admin
 
     async def intercept_service(
         self,
@@ -143,12 +149,12 @@ class CallerCheck(grpc.aio.ServerInterceptor):
         shown = [value for key, value in details.invocation_metadata or () if key == AUTHORIZATION]
         token = access.by_token(shown)
         if token is None and (shown or access.needs_token):
-            return self._refusing
+            return self._refusing(method)
         if access.admin is None and method.startswith(ADMIN_PREFIX):
             # Not served: the answer is gRPC's own.
             return await continuation(handler_call_details)
         if token is not None and not _may_call(token, method):
-            return self._refusing
+            return self._refusing(method)
         if not access.has_certificates:
             _CALLER.set(token or LOCAL)
             return await continuation(handler_call_details)
@@ -168,14 +174,20 @@ class CallerCheck(grpc.aio.ServerInterceptor):
             certificate = access.by_certificate(names_of(context))
             caller = both(token, certificate)
             if certificate is None or caller is None or not _may_call(caller, method):
-                return await self._refuse(request, context)
+                return await self._refuse(request, context, method)
             _CALLER.set(caller)
             return await answer(request, context)
 
         return handler._replace(**{kind: checked})
 
-    async def _refuse(self, requests: Any, context: Context) -> None:
+    def _refusing(self, method: str) -> Any:
+        # Takes no message before it answers, whatever kind of call it stands for.
+        return grpc.stream_stream_rpc_method_handler(partial(self._refuse, method=method))
+
+    async def _refuse(self, requests: Any, context: Context, method: str) -> None:
         self._count(str(context.peer()))
+        if method.startswith(ADMIN_PREFIX):
+            self._on_admin(method.removeprefix(ADMIN_PREFIX), context)
         await refuse(
             context,
             Unauthenticated(

@@ -48,6 +48,11 @@ class Erasing:
     def progress(self) -> Progress:
         return self._now
 
+    @property
+    def is_stopped(self) -> bool:
+        """It has ended with an error, or was found at a start and could not be gone on with."""
+        return bool(self._engine.log.erasing) and (self._task is None or self._task.done())
+
     async def run(self, tenant: str) -> AsyncGenerator[Progress, None]:
         """When it is forgotten, then about every half second, the last one `done`. LimitExceeded while another tenant is erased,
         UnknownNamespace for one that has no namespace, and what ended the work."""
@@ -129,18 +134,19 @@ class Erasing:
         async def begin() -> None:
             await writer.in_thread(lambda: store.begin_erasing(note))
 
-        await writer.alone(begin)
         written = store.counters()["overwritten_bytes"]
+        await writer.alone(begin)
         namespaces = [info.digest for info in engine.core.namespaces() if info.tenant == tenant]
+
+        async def expect() -> None:
+            await writer.in_thread(lambda: store.expect_clears(namespaces))
+
+        await writer.alone(expect)
         for digest in namespaces:
             cleared = await engine.clear(digest)
             now = self._now
             self._now = replace(now, blocks=now.blocks + cleared.blocks, states=now.states + cleared.states)
 
-        async def cover() -> None:
-            await writer.in_thread(lambda: store.cover(namespaces))
-
-        await writer.alone(cover)
         await self._count(written)
         self._forgotten.set()
         await self._blank_gaps(written)

@@ -109,6 +109,7 @@ def figures(engine: Engine) -> dict[str, float]:
         values["retention_attained_share"] = core.retention_attained
     reloading = engine.reloading
     values["erasing_files"] = engine.erasing.progress.files_left
+    values["erasing_stopped"] = engine.erasing.is_stopped
     values["reload_failing"] = reloading is not None and reloading.is_failing
     values["reloads_total"] = 0 if reloading is None else reloading.reloaded_total
     values["reloads_failed_total"] = 0 if reloading is None else reloading.failed_total

@@ -153,7 +153,10 @@ class Listeners:
         engine = self._engine
         keep_metadata_out_of_the_log()
         check = CallerCheck(
-            lambda: self._trust(end).access, counts=engine.counts, monotonic=engine.time.monotonic
+            lambda: self._trust(end).access,
+            counts=engine.counts,
+            monotonic=engine.time.monotonic,
+            on_admin=(lambda name, context: None) if engine.audit is None else engine.audit.refused,
         )
         server = grpc.aio.server(
             interceptors=[check],

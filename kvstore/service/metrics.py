@@ -122,6 +122,7 @@ HELP = {
     "stored_rows_total": "window rows of blocks that became visible on SSD",
     "unauthenticated_total": "calls over TCP without a token or certificate that is known",
     "erasing_files": "segments that may hold bytes of a tenant that is being erased",
+    "erasing_stopped": "1: a tenant was being erased, and an error has ended that; it goes on when it is asked for again, or at a start",
     "erased_tenants_total": "tenants whose bytes were forgotten and overwritten",
     "log_overwritten_bytes_total": "zeros written over what was given up while a tenant was erased",
     "audit_failed_total": "admin calls that the audit log lacks, since it could not be written",

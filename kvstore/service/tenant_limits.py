@@ -11,7 +11,7 @@ from kvstore.core import Lease, NamespaceInfo, unknown_namespace
 from kvstore.errors import Forbidden, LimitExceeded
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.service.callers import current_caller
-from kvstore.service.turns import by_turns
+from kvstore.service.turns import by_turns, in_parts
 
 if TYPE_CHECKING:
     from kvstore.service.engine import Engine
@@ -93,11 +93,12 @@ async def keep_quotas(engine: Engine) -> None:
     """Tenants that hold more than their quotas, as after these have changed, let go of their own."""
     if not engine.tenants.has_quotas:
         return
-    for tenant in engine.core.tenants():
-        quota = engine.tenants.quota(tenant)
-        held = engine.core.tenant_bytes(tenant)[0]
-        if quota is not None and held > quota:
-            await evict_of(engine, tenant, held - quota)
+    async for part in in_parts(engine.core.tenants()):
+        for tenant in part:
+            quota = engine.tenants.quota(tenant)
+            held = engine.core.tenant_bytes(tenant)[0]
+            if quota is not None and held > quota:
+                await evict_of(engine, tenant, held - quota)
 
 
 async def evict_of(engine: Engine, tenant: str, need_bytes: int) -> int:

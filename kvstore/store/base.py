@@ -234,10 +234,11 @@ class RecordLog(Protocol):
 
     def begin_erasing(self, note: bytes) -> None:
         """Durably remember `note`, and from now on overwrite each file that is given up before it is let go or used again. What
-        earlier lives left in spare files and behind the last record is overwritten on return. Raises DeviceError, NoSpace."""
+        an earlier life left behind the open segment's last record is overwritten on return; spare files are, some at a time, by
+        `to_erase`, and nobody uses them before. Raises DeviceError, NoSpace."""
 
-    def cover(self, namespaces: Collection[NamespaceDigest]) -> None:
-        """What BLOCKs, STATEs and ROWS of these were written until now is to be erased; a CLEAR has covered them."""
+    def expect_clears(self, namespaces: Collection[NamespaceDigest]) -> None:
+        """What the next CLEAR of each of these covers is to be erased. What is written later is not."""
 
     def to_erase(self) -> list[int]:
         """The segments whose files may hold any of that still: to be cleaned, but for those that are on their way out already, which

@@ -6,7 +6,7 @@ another takes the room.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -188,9 +188,14 @@ class Eraser:
             file.close()
         return True
 
-    def cover(self, namespaces: Mapping[NamespaceDigest, int]) -> None:
-        """All records of these with lower sequences than they say are to go."""
-        self._before.update(namespaces)
+    def expect(self, namespaces: Collection[NamespaceDigest]) -> None:
+        """What the next CLEAR of each of these covers is to go."""
+        self._before.update(dict.fromkeys(namespaces, 0))
+
+    def cleared(self, namespace: NamespaceDigest, sequence: int) -> None:
+        """A CLEAR was written."""
+        if namespace in self._before:
+            self._before[namespace] = sequence
 
     def holders(self) -> list[Segment]:
         """The segments whose files may hold such a record."""

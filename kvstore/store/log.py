@@ -75,6 +75,9 @@ class SegmentLog:
             self._table.count("appended_records", len(items))
             self._table.count("appended_bytes", sum(item.length for item in items))
             self._note_descriptions(items)
+            for item in items:
+                if item.kind == RecordKind.CLEAR:
+                    self._eraser.cleared(item.namespace, item.sequence)
             return places
 
     def _append_in_parts(self, items: list[Pending], *, cleaning: bool) -> list[Place]:
@@ -246,9 +249,9 @@ class SegmentLog:
             self._reclaim()
             self._eraser.take_spares()
 
-    def cover(self, namespaces: Collection[NamespaceDigest]) -> None:
+    def expect_clears(self, namespaces: Collection[NamespaceDigest]) -> None:
         with self._turn:
-            self._eraser.cover(dict.fromkeys(namespaces, self._store.next_sequence))
+            self._eraser.expect(namespaces)
 
     def to_erase(self) -> list[int]:
         with self._turn:

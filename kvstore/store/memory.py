@@ -300,13 +300,8 @@ class MemoryLog:
             self._refuse_closed()
             self._disk.erasing = note
 
-    def cover(self, namespaces: Collection[NamespaceDigest]) -> None:
-        """Memory that is given up is nobody's: what a clear has covered is dead, and dead bytes are let go at once."""
-        with self._lock:
-            for segment in self._disk.segments.values():
-                for kept in segment.kept.values():
-                    if kept.cleared and kept.record.namespace in namespaces:
-                        kept.payload = bytes(len(kept.payload))
+    def expect_clears(self, namespaces: Collection[NamespaceDigest]) -> None:
+        """Memory is read by its owner alone: what a clear has covered is nobody's."""
 
     def to_erase(self) -> list[int]:
         return []

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-from kvstore.errors import UnknownNamespace
+from kvstore.errors import KvstoreError, UnknownNamespace
 from kvstore_client import CacheClient
+from kvstore_client.aio import AsyncCacheClient
+from kvstore_client.values import Erased
 from tests.support.chains import Chain, identity_of
 from tests.support.polling import wait_for
 from tests.support.service import ServiceProcess, running_service
@@ -127,6 +131,31 @@ def test_a_kill_in_the_middle_does_not_end_it(service: ServiceProcess, when: str
             assert found.blocks_held == BLOCKS
 
 
+def test_a_tenant_that_goes_on_writing_keeps_what_it_writes_and_the_erase_ends(
+    service: ServiceProcess,
+) -> None:
+    with CacheClient(service.directory, owner="erase") as client, ThreadPoolExecutor(1) as thread:
+        before = [mark for chain in stored(client, "acme", seeds=range(4)) for mark in marks(chain)]
+        stored(client, "other", seeds=range(4))
+        over = threading.Event()
+
+        def write() -> list[Chain]:
+            made = []
+            while not over.is_set():
+                # A clear ends what is on its way: then it is stored anew.
+                with suppress(KvstoreError, AssertionError):
+                    made += stored(client, "acme", seeds=[1000 + len(made)])
+            return made
+
+        writing = thread.submit(write)
+        erase(client, "acme")
+        over.set()
+        assert found_in(service.directory, before) == 0
+        writing.result()
+        later = stored(client, "acme", seeds=[5000])[0]
+        assert found_in(service.directory, marks(later)) == len(marks(later))
+
+
 def kvstore(service: ServiceProcess, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "kvstore.cli.main", *words, "--dir", str(service.directory)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -151,3 +180,27 @@ def test_the_command_says_what_was_done_and_refuses_tenants_that_are_not_there(
             with pytest.raises(UnknownNamespace):
                 erase(client, name)
         assert "../x" in kvstore(service, "tenants").stdout
+
+
+async def test_the_async_client_follows_an_erase_and_a_second_caller_joins_it(
+    service: ServiceProcess,
+) -> None:
+    with CacheClient(service.directory, owner="erase") as client:
+        [chain] = stored(client, "acme", seeds=[7])
+        stored(client, "other", seeds=[7])
+    async with (
+        AsyncCacheClient(service.directory, owner="one") as one,
+        AsyncCacheClient(service.directory, owner="two") as two,
+    ):
+
+        async def last(client: AsyncCacheClient) -> Erased:
+            return [now async for now in client.erase_tenant("acme")][-1]
+
+        first, second = await asyncio.gather(last(one), last(two))
+        assert first.done
+        assert second.done
+        assert BLOCKS in (first.blocks, second.blocks)
+        found = {each.tenant: each for each in await one.tenants()}
+        assert (found["acme"].held_bytes, found["acme"].erasing) == (0, False)
+        assert found["other"].held_bytes > 0
+    assert found_in(service.directory, marks(chain)) == 0

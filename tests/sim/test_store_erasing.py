@@ -65,8 +65,8 @@ class Ground:
         log = self.log
         log.begin_erasing(NOTE)
         clear = make_record("clear", b"", kind=RecordKind.CLEAR, namespace=GOES)
+        log.expect_clears([clear.namespace])
         log.append([clear])
-        log.cover([clear.namespace])
         for segment_id in log.segment_ids():
             if not log.blank_gap(segment_id):
                 log.clean(segment_id)

@@ -6,14 +6,18 @@ from collections import Counter
 
 import pytest
 
-from kvstore.core import Granted, ReserveItem
+from kvstore.core import CommitReport, Granted, ReserveItem
 from kvstore.core.steps import whole
-from kvstore.errors import UnknownReservation
+from kvstore.errors import LimitExceeded, UnknownReservation
+from kvstore.policy.limits import TenantLimits
 from kvstore.profile.registry import get_profile
 from kvstore.service.frames import Incoming
+from kvstore.service.publication import Publication
 from kvstore.service.staging import Staging
 from kvstore.service.tenancy import Tenancy
+from kvstore.service.tenants import TenantsFile
 from kvstore.service.uploads import Upload, Uploads
+from kvstore.store.base import Place
 from kvstore.types import BlockKey, ItemKind, NamespaceDigest
 from kvstore_client.checks import make_checks
 
@@ -29,17 +33,19 @@ class Rig:
 
     def __init__(self) -> None:
         self.staging = Staging(4 * SIZE)
-        self.uploads = Uploads(self.staging, Tenancy(lambda: 0.0, Counter()))
+        self.tenants = Tenancy(lambda: 0.0, Counter())
+        self.uploads = Uploads(self.staging, self.tenants)
         keys = [BlockKey(bytes([number]) * 32) for number in range(2)]
         items = [
             ReserveItem(key, ItemKind.BLOCK, NAMESPACE, TINY.block_tokens, SIZE, to_ssd=True) for key in keys
         ]
+        self.granted = [Granted(index, item) for index, item in enumerate(items)]
         self.uploads.begin(
             1,
             session="w",
             namespace=NAMESPACE,
             profile=TINY,
-            granted=[Granted(index, item) for index, item in enumerate(items)],
+            granted=self.granted,
             deadline=1.0,
         )
 
@@ -76,3 +82,34 @@ def test_who_was_late_for_its_reservation_gives_its_bytes_back_once() -> None:
         rig.uploads.finish(upload, {0: coming})
     rig.uploads.drop(upload, [coming])
     assert rig.staging.held_bytes == 0
+
+
+async def test_nothing_is_written_for_a_namespace_that_was_cleared_meanwhile() -> None:
+    async def publish(upload: Upload, places: dict[int, Place]) -> CommitReport:
+        return CommitReport([], [], 0)
+
+    void: set[int] = set()
+    rig = Rig()
+    upload = rig.get()
+    arrived = rig.start(upload, 0)
+    arrived.feed(memoryview(PAYLOAD))
+    rig.uploads.finish(upload, {0: arrived})
+    [record] = await Publication(upload, publish, is_void=void.__contains__).records()
+    assert bytes(memoryview(record.payload)) == PAYLOAD
+    void.add(1)
+    assert await Publication(upload, publish, is_void=void.__contains__).records() == []
+
+
+def test_bytes_on_their_way_are_their_tenants_too_and_go_back_together() -> None:
+    rig = Rig()
+    rig.tenants.adopt(TenantsFile(limits={"t": TenantLimits(in_flight=SIZE)}))
+    rig.uploads.begin(
+        2, session="w", namespace=NAMESPACE, profile=TINY, granted=rig.granted, deadline=1.0, tenant="t"
+    )
+    upload = rig.uploads.get(2, "w")
+    rig.start(upload, 0)
+    with pytest.raises(LimitExceeded, match=r"tenant\.in_flight"):
+        rig.start(upload, 1)
+    assert (rig.staging.held_bytes, rig.tenants.in_flight("t")) == (SIZE, SIZE)
+    rig.uploads.drop(upload, SIZE)
+    assert (rig.staging.held_bytes, rig.tenants.in_flight("t")) == (0, 0)
