@@ -190,6 +190,8 @@ def _steady_requests(cluster: Cluster, threads: int = 2) -> Iterator[Counter[str
                 outcome = words(error)
             with lock:
                 ended[outcome] += 1
+            # Workers that start beside them need the cores too.
+            enough.wait(0.05)
 
     for prompt in PROMPTS:
         _cold(prompt, NEW)
