@@ -51,7 +51,5 @@ def parse_capacity(text: str, *, footprint: int, profile: Profile | None) -> Siz
     if blocks < 1:
         raise InvalidArgument("no block fits", field="--size", value=text, allowed=allowed)
     if blocks > footprint:
-        raise InvalidArgument(
-            "more than the log asks for", field="--size", value=text, allowed=allowed
-        )
+        raise InvalidArgument("more than the log asks for", field="--size", value=text, allowed=allowed)
     return Size(text, blocks)
