@@ -37,6 +37,7 @@ from kvstore.simulate.study import (
 from kvstore.units import parse_count, parse_size, parse_time
 
 CASES_MAX = 1000
+AUTO = "auto"
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -99,6 +100,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="how much the drive may be written in its life, as in 14000TiB: tells its years at the log's pace",
     )
     parser.add_argument(
+        "--segment",
+        metavar="SIZE",
+        help="simulate the disk too: segments of this size, or auto as the service chooses it, and its cleaner; tells what a device "
+        "would be written (--endurance does so with auto)",
+    )
+    parser.add_argument(
         "--profile",
         choices=list(PROFILES),
         help=f"the model, for sizes in bytes, states and replays (default for states and replays {DEFAULT_PROFILE})",
@@ -151,7 +158,8 @@ def run(args: argparse.Namespace) -> int:
         replay=Replay(args.replay),
         as_served=args.as_served,
         admissions=[_admission(text) for text in _list(args.admit, "--admit")],
-        weighs_writes=args.endurance is not None,
+        weighs_writes=args.endurance is not None or args.segment is not None,
+        segment_bytes=_segment(args.segment),
         prices=Prices(
             usd_per_million_tokens=_price(args.usd_tokens, "--usd-tokens"),
             usd_per_gb_month=_price(args.usd_storage, "--usd-storage"),
@@ -161,11 +169,12 @@ def run(args: argparse.Namespace) -> int:
     profile = get_profile(args.profile) if args.profile else None
     loaded = _loaded(args)
     study = Study(loaded, question, profile)
-    if endurance is not None and study.profile is None:
+    if question.weighs_writes and study.profile is None:
+        option = "--segment" if args.endurance is None else "--endurance"
         raise InvalidArgument(
             "what is written has no weight without a model",
-            field="--endurance",
-            value=args.endurance,
+            field=option,
+            value=args.segment if args.endurance is None else args.endurance,
             allowed=f"with --profile, one whose blocks fit those of the log, {loaded.log.block_tokens} tokens",
         )
     if len(study.cases) > CASES_MAX:
@@ -175,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
 
     def work(check: Check) -> tuple[Answer, list[Section]]:
         rows = [
-            {**values, "drive_years": drive_years(values["written_bytes_per_day"], endurance)}
+            {**values, "drive_years": drive_years(values["device_bytes_per_day"], endurance)}
             for values in (row_values(row, study) for row in study.rows(check))
         ]
         advice = study.recommendation(check)
@@ -219,6 +228,10 @@ def _endurance(text: str | None) -> int | None:
     if not size:
         raise InvalidArgument("nothing may be written", field="--endurance", value=text, allowed="1B or more")
     return size
+
+
+def _segment(text: str | None) -> int | None:
+    return None if text in (None, AUTO) else parse_size(text, name="--segment")
 
 
 def _admission(text: str) -> Admission:

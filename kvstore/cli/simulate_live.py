@@ -45,6 +45,7 @@ _LEFT_OUT = {
     "replay": Replay.NONE.value,
     "admit": Admission.ALWAYS.value,
     "endurance": None,
+    "segment": None,
     "html": None,
     "png": None,
 }

@@ -14,7 +14,7 @@ from kvstore.simulate.pictures.page import about_log, page
 from kvstore.simulate.pictures.png import check_drawing, png
 from kvstore.simulate.pictures.sections import sections, sources_words
 from kvstore.simulate.reuse import reuse_of
-from kvstore.simulate.study import Study
+from kvstore.simulate.study import INFINITE, Study
 from kvstore.units import rounded
 
 Answer = dict[str, Any]
@@ -96,8 +96,24 @@ def about_lines(about: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _sizeless(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row of `infinite` for all sizes, which make no difference to it."""
+    shown: list[dict[str, Any]] = []
+    sizes = {row["size"] for row in rows if row["policy"] == INFINITE}
+    seen = set[tuple[Any, ...]]()
+    for row in rows:
+        if row["policy"] != INFINITE or len(sizes) < 2:
+            shown.append(row)
+            continue
+        case = tuple(row[name] for name in ("ttl", "windows", "admission"))
+        if case not in seen:
+            seen.add(case)
+            shown.append({**row, "size": "any"})
+    return shown
+
+
 def text(answer: Answer) -> str:
-    about, rows, advice = answer["log"], answer["rows"], answer["recommendation"]
+    about, rows, advice = answer["log"], _sizeless(answer["rows"]), answer["recommendation"]
     lines = about_lines(about)
     shown = ["policy", "size"] + [name for name in ("ttl", "windows") if any(row[name] for row in rows)]
     shown += ["admission"] if len({row["admission"] for row in rows}) > 1 else []
@@ -107,7 +123,13 @@ def text(answer: Answer) -> str:
     if keeps:
         head += ["states/request", "B/token", "restored", "state from"]
     if weighs:
-        head += ["written a day", "drive"]
+        head += ["written a day"]
+    on_disk = any(row["segment_bytes"] for row in rows)
+    if on_disk:
+        head += ["on the device", "a byte stored"]
+    ends = any(row["drive_years"] for row in rows)
+    if ends:
+        head += ["drive"]
     cells = [
         [
             *(row[name] or "-" for name in shown),
@@ -116,7 +138,9 @@ def text(answer: Answer) -> str:
             f"{row['blocks_stored']:,}",
             f"{row['blocks_evicted']:,}",
             *(_states(row) if keeps else ()),
-            *(_writes(row) if weighs else ()),
+            *((_size(row["written_bytes_per_day"]),) if weighs else ()),
+            *(_on_disk(row) if on_disk else ()),
+            *((_years(row["drive_years"]),) if ends else ()),
         ]
         for row in rows
     ]
@@ -135,9 +159,17 @@ _REPLAY_WORDS = {
 }
 
 
-def _writes(row: dict[str, Any]) -> tuple[str, ...]:
-    daily, years = row["written_bytes_per_day"], row["drive_years"]
-    return "-" if daily is None else rounded(int(daily)), "-" if years is None else f"{years:.1f} years"
+def _size(size: float | None) -> str:
+    return "-" if size is None else rounded(int(size))
+
+
+def _on_disk(row: dict[str, Any]) -> tuple[str, ...]:
+    times = row["write_amplification"]
+    return _size(row["device_bytes_per_day"]), "-" if times is None else f"{times:.3f}"
+
+
+def _years(years: float | None) -> str:
+    return "-" if years is None else f"{years:.1f} years"
 
 
 def _states(row: dict[str, Any]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from kvstore.core import LookupResult
+from kvstore.core import LookupResult, NamespaceInfo
 from kvstore.core.held import SLOTS_AT_ONCE
 from kvstore.errors import InvalidArgument
 from kvstore.service import encode
@@ -30,13 +30,15 @@ class LookupCalls:
     ) -> pb.LookupReply:
         """`session` is the caller's where a lease is asked for."""
         engine = self._engine
+        info = namespace_of_caller(engine, encode.take_digest(request.namespace))
+        engine.tenants.begin(info.tenant)
         if not (
             request.wait_seconds
             or request.announce
             or len(request.keys) > KEY_BYTES * SLOTS_AT_ONCE
             or engine.flights.are_open
         ):
-            return self._at_once(request, NO_SESSION if session is None else session.id)
+            return self._at_once(request, info, NO_SESSION if session is None else session.id)
         wait_seconds = encode.take_seconds(request.wait_seconds, field="wait_seconds", high=WAIT_SECONDS_MAX)
         if session is None:
             for field, value in (("announce", request.announce), ("wait_seconds", wait_seconds)):
@@ -47,8 +49,6 @@ class LookupCalls:
                         value=value,
                         allowed="0 without `lease`",
                     )
-        info = namespace_of_caller(engine, encode.take_digest(request.namespace))
-        engine.tenants.begin(info.tenant)
         exact_only = is_exact_only(info.profile, encode.take_exactness(request.exactness))
         own, tokens = NO_SESSION if session is None else session.id, request.prompt_tokens
         keys = encode.split_keys(request.keys, most=engine.config.keys)
@@ -93,10 +93,9 @@ class LookupCalls:
             await send_head(context, undo=undo)
         return reply
 
-    def _at_once(self, request: pb.LookupRequest, session: str) -> pb.LookupReply:
+    def _at_once(self, request: pb.LookupRequest, info: NamespaceInfo, session: str) -> pb.LookupReply:
         """What most lookups are: no part in flights, and nothing that others would need a turn for."""
         engine = self._engine
-        info = engine.core.namespace(encode.take_digest(request.namespace))
         return self._answer(
             engine.lookup(
                 info.digest,

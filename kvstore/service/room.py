@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from kvstore.clock import Clock
 from kvstore.errors import DeviceError, InvalidArgument, NoSpace
-from kvstore.store.base import Cheapest, Place, RecordLog, Space
+from kvstore.store.base import Cheapest, Place, Space
 from kvstore.store.wear import CopyAllowance, WearBudget
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,24 @@ class InThread(Protocol):
     """Runs one blocking call in the log's one writer thread."""
 
     async def __call__(self, work: Callable[[], T]) -> T: ...
+
+
+class SpaceLog(Protocol):
+    """What of a RecordLog makes room: see there."""
+
+    def discard(self, places: Iterable[Place]) -> None: ...
+
+    def reclaim(self) -> int: ...
+
+    def room_bytes(self) -> int: ...
+
+    def largest_append_bytes(self) -> int: ...
+
+    def space(self) -> Space: ...
+
+    def cheapest_segment(self) -> Cheapest | None: ...
+
+    def clean(self, segment_id: int) -> dict[Place, Place]: ...
 
 
 class SpaceDecisions(Protocol):
@@ -76,7 +94,7 @@ class RoomMaker:
 
     def __init__(
         self,
-        store: RecordLog,
+        store: SpaceLog,
         decisions: SpaceDecisions,
         *,
         segment_bytes: int,

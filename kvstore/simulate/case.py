@@ -31,7 +31,8 @@ class TtlFrom(StrEnum):
 class Case:
     """One simulation. capacity: blocks that are held at most, None for no limit; retention_seconds since `ttl_from`, None
     for no end; windows: the states that are kept, None for one at every block, or with a replay for none; as_served: whole blocks only and at most
-    n - 1 tokens, as the service answers, and not what the log's ids allow."""
+    n - 1 tokens, as the service answers, and not what the log's ids allow; segment_bytes: of a disk with room for `capacity` blocks in
+    segments of this size, None where blocks are counted and take no other room."""
 
     policy: str
     capacity: int | None = None
@@ -41,6 +42,7 @@ class Case:
     replay: Replay = Replay.NONE
     as_served: bool = False
     admission: Admission = Admission.ALWAYS
+    segment_bytes: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +71,10 @@ class Outcome:
     states_stored: int = 0
     state_bytes: int = 0
     index_bytes_per_block: float = 0.0
+    device_bytes: int = 0
+    """With segments: what a device would have been written for `appended_bytes` of payload, `copied_bytes` of it by the cleaner."""
+    appended_bytes: int = 0
+    copied_bytes: int = 0
 
     @property
     def token_hit_rate(self) -> float:

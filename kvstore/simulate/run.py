@@ -23,6 +23,7 @@ from kvstore.prefix import NamespaceIdentity
 from kvstore.profile.base import Profile
 from kvstore.simulate.belady import BeladyPolicy, NextUses, Uses
 from kvstore.simulate.case import Case, Outcome, Replay, TtlFrom, counting_profile
+from kvstore.simulate.disk import SimulatedDisk
 from kvstore.simulate.log import Numbers, RequestLog
 from kvstore.simulate.resume import Resume, resume_of, within
 from kvstore.store.base import Place
@@ -129,6 +130,7 @@ class Simulation:
         self._windows = WindowPolicy.parse(policy, self._profile)
         self._admission = SecondSight() if case.admission is Admission.SECOND_SIGHT else None
         self._ages = Ages(log.footprint, case.retention_seconds or FOR_EVER) if by_age else None
+        self._disk = self._made_disk(case)
         self._placed = 0
         self._held = 0
         self._held_seconds = 0.0
@@ -145,6 +147,11 @@ class Simulation:
         outcome.blocks_stored = statistics.totals["stored_blocks_total"]
         outcome.states_stored = statistics.totals["stored_states_total"]
         outcome.index_bytes_per_block = statistics.index_bytes_per_block
+        if self._disk is not None:
+            written = self._disk.log
+            outcome.device_bytes = written.written_bytes
+            outcome.appended_bytes = written.appended_bytes
+            outcome.copied_bytes = written.cleaned_bytes
         span = self._log.span_seconds
         if self._ages is not None:
             self._held_seconds = self._ages.held_seconds(span + _START)
@@ -157,6 +164,8 @@ class Simulation:
         self._core.check_integrity()
         assert len(self._log) == 0 or self._held == self._core.statistics().blocks, "blocks held"
         assert self._case.capacity is None or self.outcome.blocks_held_most <= self._case.capacity, "capacity"
+        if self._disk is not None:
+            self._disk.log.check_integrity()
 
     # ---- one request ----------------------------------------------------------------------------------------
 
@@ -268,7 +277,8 @@ class Simulation:
     def _room(self, request: int, missing: int, now: float, uses: Uses | None) -> int:
         """How many of the missing blocks find room, after as many others as may go have gone."""
         capacity = self._case.capacity if self._course is None else self._course.room[request]
-        if capacity is None or missing <= capacity - self._held:
+        # A disk makes its own room, when it is written to.
+        if capacity is None or self._disk is not None or missing <= capacity - self._held:
             return missing
         free = capacity - self._held
         if self._belady is not None and uses is not None:
@@ -342,20 +352,47 @@ class Simulation:
         if made.reservation_id is None:
             return
         granted = core.commit_list(made.reservation_id, SESSION)
-        written = {each.item.item_id: Written(_NO_CHECKS, self._place(each.item.length)) for each in granted}
-        core.committed(made.reservation_id, SESSION, written, now_mono=now, now_wall=now)
+        places = self._places([each.item.length for each in granted], now)
+        blocks = sum(each.item.kind is ItemKind.BLOCK for each in granted[len(places) :])
+        self.outcome.blocks_refused += blocks
+        granted = granted[: len(places)]
+        written = {
+            each.item.item_id: Written(_NO_CHECKS, place) for each, place in zip(granted, places, strict=True)
+        }
+        report = core.committed(made.reservation_id, SESSION, written, now_mono=now, now_wall=now)
+        if self._disk is not None:
+            self._disk.discard(report.discard)
         self._held += sum(each.item.kind is ItemKind.BLOCK for each in granted)
         self.outcome.state_bytes += sum(
             each.item.length for each in granted if each.item.kind is not ItemKind.BLOCK
         )
         self.outcome.blocks_held_most = max(self.outcome.blocks_held_most, self._held)
 
-    def _place(self, length: int) -> Place:
-        segment, offset = divmod(self._placed, _RECORDS_PER_SEGMENT)
-        self._placed += 1
-        return Place(segment, offset, length)
+    def _places(self, lengths: list[int], now: float) -> list[Place]:
+        """Of the first ones that find room."""
+        if self._disk is not None:
+            return self._disk.append(lengths, now)
+        begin = self._placed
+        self._placed += len(lengths)
+        return [
+            Place(*divmod(number, _RECORDS_PER_SEGMENT), length)
+            for number, length in enumerate(lengths, begin)
+        ]
+
+    def _made_disk(self, case: Case) -> SimulatedDisk | None:
+        if case.segment_bytes is None:
+            return None
+        return SimulatedDisk(
+            self._core,
+            budget_bytes=None if case.capacity is None else case.capacity * self._profile.block_bytes,
+            segment_bytes=case.segment_bytes,
+            left=self._evicted,
+        )
 
     # ---- leaving --------------------------------------------------------------------------------------------
+
+    def _evicted(self, gone: Sequence[Gone]) -> None:
+        self.outcome.blocks_evicted += self._left(gone)
 
     def _left(self, gone: Sequence[Gone]) -> int:
         blocks = sum(each.item.kind is ItemKind.BLOCK for each in gone)
@@ -372,6 +409,8 @@ class Simulation:
             while gone := self._core.expire_blocks(self._second):
                 self._count_held(self._second)
                 self.outcome.blocks_expired += self._left(gone)
+                if self._disk is not None:
+                    self._disk.discard(each.place for each in gone)
 
     def _count_held(self, until: float) -> None:
         self._held_seconds += self._held * max(until - self._counted, 0.0)

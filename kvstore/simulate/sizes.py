@@ -34,7 +34,9 @@ def parse_capacity(text: str, *, footprint: int, profile: Profile | None) -> Siz
     share = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)%", text)
     allowed = f"a share above 0 and up to 100%, or bytes as in 64GiB, or {ALL}; the footprint is {footprint:,} blocks"
     if share is not None:
-        blocks = math.floor(Fraction(share[1]) * footprint / 100)
+        # More than all is refused as written: of a small footprint it may round down to all.
+        percent = Fraction(share[1])
+        blocks = math.floor(percent * footprint / 100) if percent <= 100 else footprint + 1
     elif not re.match(r"[0-9]", text):
         raise InvalidArgument("not a size", field="--size", value=text, allowed=allowed)
     elif profile is None:
@@ -49,7 +51,5 @@ def parse_capacity(text: str, *, footprint: int, profile: Profile | None) -> Siz
     if blocks < 1:
         raise InvalidArgument("no block fits", field="--size", value=text, allowed=allowed)
     if blocks > footprint:
-        raise InvalidArgument(
-            f"more than the log asks for: {blocks:,} blocks", field="--size", value=text, allowed=allowed
-        )
+        raise InvalidArgument("more than the log asks for", field="--size", value=text, allowed=allowed)
     return Size(text, blocks)

@@ -14,6 +14,7 @@ from kvstore.profile.base import Profile
 from kvstore.profile.registry import get_profile
 from kvstore.simulate.belady import BeladyPolicy, NextUses
 from kvstore.simulate.case import Case, Outcome, Replay, TtlFrom, counting_profile
+from kvstore.simulate.disk import segment_size
 from kvstore.simulate.formats import LoadedLog
 from kvstore.simulate.recommend import Prices, Recommendation, Weighed, recommend
 from kvstore.simulate.run import Simulation, keys_of
@@ -43,7 +44,8 @@ KEPT_HOURS = 72.0
 class Question:
     """Texts as given; empty ones ask for the defaults: all sizes of the table under lru, or, where retention or window states
     are asked for, no limit. ttl: (text, seconds). admissions: which new blocks are written.
-    weighs_writes: whether bytes written are asked for, and not counts alone."""
+    weighs_writes: whether bytes written are asked for, and not counts alone: then segments are simulated, of `segment_bytes` or of
+    the size that the service would choose."""
 
     policies: Sequence[str] = ()
     sizes: Sequence[str] = ()
@@ -54,6 +56,7 @@ class Question:
     as_served: bool = False
     admissions: Sequence[Admission] = (Admission.ALWAYS,)
     weighs_writes: bool = False
+    segment_bytes: int | None = None
     prices: Prices = field(default_factory=Prices)
 
 
@@ -131,7 +134,7 @@ class Study:
                 self._uses = NextUses(log)
             self._keys = self._keys or keys_of(log)
             # Where nothing is replayed hits do not depend on the model, and one of a single layer plans faster.
-            model = None if case.replay is Replay.NONE else self.profile
+            model = None if case.replay is Replay.NONE and case.segment_bytes is None else self.profile
             simulation = Simulation(log, case, ranks=ranks, profile=model, keys=self._keys, uses=self._uses)
             outcome = self._known[case] = simulation.run(check)
             if self.profile is not None and case.windows is not None:
@@ -153,7 +156,7 @@ class Study:
         sizes = [parse_capacity(text, footprint=footprint, profile=self.profile) for text in texts]
         model = self.profile or counting_profile(self.loaded.log.block_tokens)
         for text in asked.windows:
-            WindowPolicy.parse(text, model)
+            _check_windows(text, model)
         for name in names:
             for size in sizes:
                 for ttl in asked.ttl or (None,):
@@ -168,8 +171,35 @@ class Study:
                                 replay=asked.replay,
                                 as_served=asked.as_served,
                                 admission=admission,
+                                segment_bytes=self._segment_bytes(name, size),
                             )
                             yield size, None if ttl is None else ttl[0], case
+
+    def _segment_bytes(self, policy: str, size: Size) -> int | None:
+        """None where no segments are simulated: those of a policy that knows the log would be nobody's."""
+        asked = self.question
+        if not asked.weighs_writes or self.profile is None or policy == BeladyPolicy.name:
+            return None
+        if asked.ttl and asked.ttl_from is TtlFrom.INSERTION:
+            raise InvalidArgument(
+                "what is written anew when its time is over is not simulated in segments",
+                field="--ttl-from",
+                value=asked.ttl_from.value,
+                allowed=f"{TtlFrom.USE.value}, or no --segment and no --endurance",
+            )
+        blocks, block_bytes = None if policy == INFINITE else size.blocks, self.profile.block_bytes
+        return segment_size(
+            None if blocks is None else blocks * block_bytes, asked.segment_bytes, block_bytes
+        )
+
+
+def _check_windows(text: str, profile: Profile) -> None:
+    try:
+        WindowPolicy.parse(text, profile)
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            "unknown window-state policy", field="--windows", value=text, allowed=error.allowed
+        ) from error
 
 
 def _model(named: Profile | None, question: Question, block_tokens: int) -> Profile | None:
@@ -268,6 +298,24 @@ def row_values(row: Row, study: Study) -> dict[str, Any]:
         "state_bytes_per_token": (outcome.state_bytes / stored if stored else 0.0) if keeps else None,
         "index_bytes_per_block": outcome.index_bytes_per_block,
         "written_bytes_per_day": written_per_day(row, study),
+        **_device(row, study),
+    }
+
+
+def _device(row: Row, study: Study) -> dict[str, Any]:
+    """What a device would have been written; None where no segments were simulated."""
+    outcome, span = row.outcome, study.loaded.log.span_seconds
+    size = row.case.segment_bytes
+    if size is None:
+        names = ("device_bytes_written", "copied_bytes", "write_amplification", "device_bytes_per_day")
+        return {"segment_bytes": None, **dict.fromkeys(names)}
+    stored = outcome.appended_bytes
+    return {
+        "segment_bytes": size,
+        "device_bytes_written": outcome.device_bytes,
+        "copied_bytes": outcome.copied_bytes,
+        "write_amplification": outcome.device_bytes / stored if stored else None,
+        "device_bytes_per_day": outcome.device_bytes * DAY_SECONDS / span if span else None,
     }
 
 

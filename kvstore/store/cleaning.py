@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from kvstore.errors import KvstoreError, NoSpace
 from kvstore.store.appender import Appender
 from kvstore.store.base import Place
 from kvstore.store.catalog import key_of, uses_row
+from kvstore.store.choice import copy_groups
 from kvstore.store.format import POLICY_KIND
 from kvstore.store.reader import Checked
 from kvstore.store.segment import COVERED_KINDS, Segment, bytes_for
@@ -15,7 +16,6 @@ from kvstore.store.state import OpenedStore
 from kvstore.store.writer import Pending
 from kvstore.types import BlockKey, Checks, Lineage
 
-_COPY_BYTES_MAX = 32 << 20
 _OWN_KINDS = frozenset({*COVERED_KINDS, POLICY_KIND})
 """The log keeps their place itself; callers are not told where they went."""
 
@@ -43,7 +43,7 @@ class Cleaner:
         damaged: list[int] = []
         try:
             begin = 0
-            for group in _groups(indexes, lengths):
+            for group in copy_groups(indexes, lengths):
                 begin += len(group)
                 self._copy(source, group, lengths[begin:], copies, damaged)
         except KvstoreError:
@@ -164,17 +164,3 @@ def _pending(record: Checked) -> Pending:
         head.created_ms,
         record.slice_ends(),
     )
-
-
-def _groups(indexes: list[int], lengths: list[int]) -> Iterator[list[int]]:
-    """Records in pieces that memory holds easily."""
-    group: list[int] = []
-    total = 0
-    for index, length in zip(indexes, lengths, strict=True):
-        if group and total + length > _COPY_BYTES_MAX:
-            yield group
-            group, total = [], 0
-        group.append(index)
-        total += length
-    if group:
-        yield group

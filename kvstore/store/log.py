@@ -20,12 +20,13 @@ from kvstore.store.catalog import (
     policy_row,
     segment_row,
 )
+from kvstore.store.choice import cheapest_of, may_go
 from kvstore.store.cleaning import Cleaner, uses_rows
 from kvstore.store.erasing import Eraser
 from kvstore.store.incoming import pending_description, pending_policy, pending_records
 from kvstore.store.records import NOWHERE, Records
 from kvstore.store.segment import CACHED_KINDS, COVERED_KINDS, Segment, State
-from kvstore.store.space import largest_batch, payload_room
+from kvstore.store.space import largest_batch, payload_room, space_of
 from kvstore.store.spares import retire_file
 from kvstore.store.state import OpenedStore
 from kvstore.store.verify import verify_segment
@@ -187,12 +188,7 @@ class SegmentLog:
 
     def cheapest_segment(self) -> Cheapest | None:
         with self._table.lock:
-            sealed = [
-                Cheapest(segment.segment_id, segment.live, segment.allocated)
-                for segment in self._table.segments.values()
-                if segment.state is State.CLOSED and segment.has_live()
-            ]
-        return min(sealed, key=lambda each: (each.live_share, each.segment_id), default=None)
+            return cheapest_of(self._table.segments.values())
 
     def segment_ids(self) -> list[int]:
         with self._table.lock:
@@ -276,20 +272,7 @@ class SegmentLog:
 
     def space(self) -> Space:
         with self._table.lock:
-            segments = self._table.segments.values()
-            spare = self._disk.spare_bytes()
-            beside = self._disk.creating_bytes + spare
-            return Space(
-                budget=self._disk.budget_bytes,
-                live=sum(segment.live for segment in segments),
-                dead=sum(segment.dead for segment in segments),
-                padded=sum(segment.padded for segment in segments),
-                reserved=sum(segment.reserved for segment in segments) + beside,
-                allocated=sum(segment.allocated for segment in segments) + beside,
-                spare=spare,
-                other=self._disk.other_bytes,
-                segments=len(segments),
-            )
+            return space_of(self._disk)
 
     def counters(self) -> Mapping[str, int]:
         return self._table.counts()
@@ -336,13 +319,13 @@ class SegmentLog:
         while True:
             with self._table.lock:
                 self._drop_spent_clears()
-                victims = [segment for segment in self._table.segments.values() if _may_go(segment)]
+                victims = [segment for segment in self._table.segments.values() if may_go(segment)]
                 for segment in victims:
                     segment.state = State.DYING
             if not victims:
                 return total
             # Without this row a crash between the removals and their sync would bring segments back.
-            self._store.write_rows(_rows_of_dead(victims))
+            self._store.write_rows(rows_of_dead(victims))
             try:
                 victims = self._blanked(victims)
                 if not victims:
@@ -396,14 +379,8 @@ class SegmentLog:
             raise InvalidArgument("the log is closed", field="directory", value=self._store.device.where)
 
 
-def _may_go(segment: Segment) -> bool:
-    """DYING: an earlier removal failed half-way."""
-    if segment.state is State.DYING:
-        return True
-    return segment.state is State.CLOSED and segment.readers == 0 and not segment.has_live()
-
-
-def _rows_of_dead(segments: Sequence[Segment]) -> dict[bytes, bytes | None]:
+def rows_of_dead(segments: Sequence[Segment]) -> dict[bytes, bytes | None]:
+    """The catalogue's rows about segments that go."""
     rows: dict[bytes, bytes | None] = {}
     for segment in segments:
         row = SegmentRow(segment.identity.salt, segment.allocated, DEAD)

@@ -96,7 +96,7 @@ def open_store(
             table,
             files,
             Reader(table, files, store_tag(uuid), lanes),
-            DiskBudget(device, table, budget_bytes, segment_bytes),
+            DiskBudget(table, budget_bytes, segment_bytes, device=device),
             lanes,
             BufferPool(PIECE_BYTES, keep=LANES),
         )

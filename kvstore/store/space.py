@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvstore.errors import ConfigError
+from kvstore.store.base import Space
 from kvstore.store.catalog import LmdbCatalog
 from kvstore.store.device import Device
 from kvstore.store.format import (
@@ -73,36 +74,20 @@ def catalog_growth_bytes(segment_bytes: int) -> int:
 
 
 @dataclass(slots=True)
-class DiskBudget:
-    device: Device
+class SpaceBooks:
+    """The arithmetic of the budget. No I/O."""
+
     table: SegmentTable
     budget_bytes: int
     segment_bytes: int
     other_bytes: int = 0
     creating_bytes: int = 0
     """Of a segment that is being created and not in the table yet."""
-    promised_bytes: int = 0
-    """Of a segment that is about to be created: the catalogue does not grow into them."""
     spares: dict[str, int] = field(default_factory=dict)
     """Files between two lives, and their bytes. They are free for a new segment and for nothing else."""
-    left_alone: set[str] = field(default_factory=set)
-    """Files with names of spares that are not ours, or cannot be told to be: nothing of ours may take such a name."""
-    creating: frozenset[str] = frozenset()
-    """Names that the file of a segment has while it is created: counted as that segment, or as the spare that it was."""
-    _catalog_bytes: int = field(default=0)
 
     def spare_bytes(self) -> int:
         return sum(list(self.spares.values()))
-
-    def refresh(self) -> None:
-        """Measure everything below the directory that is not a segment of ours."""
-        names = self.device.names()
-        with self.table.lock:
-            ours = {segment.name for segment in self.table.segments.values()}
-            ours.update(self.spares, self.creating)
-        other = sum(self.device.allocated(name) for name in names if name not in ours)
-        self._catalog_bytes = self.device.allocated(LmdbCatalog.DATA_NAME)
-        self.other_bytes = other
 
     def free_bytes(self, *, given_back: int, cleaning: bool) -> int:
         """What new segments may take now, if `given_back` bytes are given back first. One segment's worth stays free
@@ -120,9 +105,49 @@ class DiskBudget:
         """What of the budget lies in no file. Negative when a start found more than the budget."""
         return self.budget_bytes - self.table.allocated() - self.spare_bytes() - self.other_bytes
 
+
+@dataclass(slots=True)
+class DiskBudget(SpaceBooks):
+    device: Device = field(kw_only=True)
+    promised_bytes: int = 0
+    """Of a segment that is about to be created: the catalogue does not grow into them."""
+    left_alone: set[str] = field(default_factory=set)
+    """Files with names of spares that are not ours, or cannot be told to be: nothing of ours may take such a name."""
+    creating: frozenset[str] = frozenset()
+    """Names that the file of a segment has while it is created: counted as that segment, or as the spare that it was."""
+    _catalog_bytes: int = field(default=0)
+
+    def refresh(self) -> None:
+        """Measure everything below the directory that is not a segment of ours."""
+        names = self.device.names()
+        with self.table.lock:
+            ours = {segment.name for segment in self.table.segments.values()}
+            ours.update(self.spares, self.creating)
+        other = sum(self.device.allocated(name) for name in names if name not in ours)
+        self._catalog_bytes = self.device.allocated(LmdbCatalog.DATA_NAME)
+        self.other_bytes = other
+
     def catalog_bytes_max(self) -> int:
         """How large the catalogue's file may be. It does not grow into the room kept for copying."""
         taken = self.table.allocated() + self.creating_bytes
         kept = max(self.promised_bytes + self.segment_bytes, self.spare_bytes())
         rest = self.other_bytes - self._catalog_bytes
         return self.budget_bytes - taken - rest - kept
+
+
+def space_of(disk: SpaceBooks) -> Space:
+    """As accounted. The caller holds the table's lock."""
+    segments = disk.table.segments.values()
+    spare = disk.spare_bytes()
+    beside = disk.creating_bytes + spare
+    return Space(
+        budget=disk.budget_bytes,
+        live=sum(segment.live for segment in segments),
+        dead=sum(segment.dead for segment in segments),
+        padded=sum(segment.padded for segment in segments),
+        reserved=sum(segment.reserved for segment in segments) + beside,
+        allocated=sum(segment.allocated for segment in segments) + beside,
+        spare=spare,
+        other=disk.other_bytes,
+        segments=len(segments),
+    )

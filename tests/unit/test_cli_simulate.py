@@ -199,8 +199,46 @@ def test_what_is_written_only_when_asked_for_again_costs_hits_and_saves_writes(
     assert second["blocks_stored"] < always["blocks_stored"]
     assert second["token_hit_rate"] < always["token_hit_rate"]
     for row in (always, second):
-        assert row["drive_years"] == pytest.approx((1 << 40) / row["written_bytes_per_day"] / 365.25)
+        assert row["drive_years"] == pytest.approx((1 << 40) / row["device_bytes_per_day"] / 365.25)
     assert second["drive_years"] > always["drive_years"]
+
+
+def test_a_disk_of_segments_holds_less_than_its_blocks_and_writes_more_than_their_payload(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ("--policy", "lru,belady,infinite", "--size", "30%", "--profile", "deepseek-v4-flash")
+    counted = answer(capsys, *flags)["rows"]
+    lru, belady, infinite = answer(capsys, *flags, "--segment", "16MiB")["rows"]
+    assert (lru["segment_bytes"], belady["segment_bytes"]) == (16 << 20, None)
+    assert lru["token_hit_rate"] < counted[0]["token_hit_rate"]
+    assert infinite["token_hit_rate"] == counted[2]["token_hit_rate"]
+    assert 1.1 < lru["write_amplification"] < 1.25
+    assert 1.0 < infinite["write_amplification"] < 1.05
+    assert lru["copied_bytes"] > infinite["copied_bytes"] == 0
+    stored = lru["blocks_stored"] * 4 * 449_824
+    assert lru["device_bytes_written"] == pytest.approx(lru["write_amplification"] * stored)
+    assert belady["device_bytes_written"] is None
+    assert counted[0]["write_amplification"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ("--segment", "1MiB", "--size", "30%"),
+            "a segment of 1,048,576 bytes holds no block of 1,799,296 bytes",
+        ),
+        (("--segment", "3000", "--size", "30%"), "the segment size is out of range"),
+        (("--segment", "256MiB", "--size", "10%"), "fewer than 4 segments"),
+        (("--segment", "x", "--size", "30%"), "--segment=x"),
+        (("--segment", "auto", "--ttl", "1m", "--ttl-from", "insertion"), "is not simulated in segments"),
+    ],
+)
+def test_segments_that_no_store_has_are_refused_before_anything_is_simulated(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
+) -> None:
+    assert main(["simulate", str(GOLDEN), *flags]) == 1
+    assert said in capsys.readouterr().err
 
 
 def test_an_unknown_admission_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,9 +197,10 @@ def _windows(rows: Sequence[Values], advice: Values | None) -> list[Section]:
 
 
 def _writes(rows: Sequence[Values]) -> list[Section]:
-    """Where rows differ in what is written, and a model says what that weighs."""
+    """Where rows differ in what is written, or a disk was simulated, and a model says what that weighs."""
     weighed = [row for row in rows if row["written_bytes_per_day"] is not None]
-    if len({row["admission"] for row in weighed}) < 2:
+    on_disk = any(row.get("device_bytes_per_day") is not None for row in weighed)
+    if len({row["admission"] for row in weighed}) < 2 and not on_disk:
         return []
     names = _Names(weighed, ("policy", "size", "ttl", "windows", "admission"))
     lives = any(row.get("drive_years") is not None for row in weighed)
@@ -219,18 +220,33 @@ def _writes(rows: Sequence[Values]) -> list[Section]:
                     for row in weighed
                 ),
             ),
-            ("case", "hit rate", "GB written a day", *(("years of the drive",) if lives else ())),
+            (
+                "case",
+                "hit rate",
+                "GB written a day",
+                *(("GB a day on the device", "times the payload") if on_disk else ()),
+                *(("years of the drive",) if lives else ()),
+            ),
             tuple(
                 (
                     names.of(row),
                     _percent(row["token_hit_rate"]),
                     f"{row['written_bytes_per_day'] / 1e9:,.1f}",
+                    *(_device(row) if on_disk else ()),
                     *((_years(row),) if lives else ()),
                 )
                 for row in weighed
             ),
         )
     ]
+
+
+def _device(row: Values) -> tuple[str, str]:
+    daily, times = row.get("device_bytes_per_day"), row.get("write_amplification")
+    return (
+        "-" if daily is None else f"{daily / 1e9:,.1f}",
+        "-" if times is None else f"{times:.3f}",
+    )
 
 
 def _years(row: Values) -> str:
