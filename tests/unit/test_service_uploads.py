@@ -107,9 +107,9 @@ def test_bytes_on_their_way_are_their_tenants_too_and_go_back_together() -> None
         2, session="w", namespace=NAMESPACE, profile=TINY, granted=rig.granted, deadline=1.0, tenant="t"
     )
     upload = rig.uploads.get(2, "w")
-    rig.start(upload, 0)
+    incoming = rig.start(upload, 0)
     with pytest.raises(LimitExceeded, match=r"tenant\.in_flight"):
         rig.start(upload, 1)
     assert (rig.staging.held_bytes, rig.tenants.in_flight("t")) == (SIZE, SIZE)
-    rig.uploads.drop(upload, SIZE)
+    rig.uploads.drop(upload, [incoming])
     assert (rig.staging.held_bytes, rig.tenants.in_flight("t")) == (0, 0)
