@@ -59,6 +59,11 @@ class Lane(Generic[T]):
             self._changed.notify()
             return True
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something waits or is being worked on, or was a moment ago."""
+        return bool(self._waiting) or self._busy > 0
+
     def wait_idle(self, seconds: float | None = None) -> bool:
         """Whether nothing waits or is being worked on any more, within so many seconds."""
         with self._changed:

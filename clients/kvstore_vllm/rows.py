@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
@@ -26,6 +27,8 @@ LOAD_BYTES = 64 << 20
 """Of rows that one lease covers."""
 TOUCH_SECONDS = 10.0
 TOUCHES_AT_ONCE = 256
+PAUSE_SECONDS = 0.0001
+"""Yielding without a pause is no use: who asks for the interpreter is woken, finds it taken again, and asks anew, for ever."""
 END_SECONDS = 2.0
 """How long the engine's end waits for each thread once its calls were broken off."""
 
@@ -101,6 +104,7 @@ class RowTier:
         self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         self._counts: Counter[str] = Counter()
         self._failing = False
+        self._pause = threading.Event()
         self._rows_at_once = max(1, settings.batch_bytes // row_bytes)
         self._asking: Lane[_Ask] = Lane(
             "ask",
@@ -157,7 +161,13 @@ class RowTier:
         self._submit(number, keys, rows, is_load=False)
 
     def finished(self) -> list[Finished]:
-        """Jobs that have ended since the last call. Keys of a failed load are a MISS from then on."""
+        """Jobs that have ended since the last call. Keys of a failed load are a MISS from then on.
+
+        While anything is under way this takes PAUSE_SECONDS, in which helper threads have the interpreter: an engine that has
+        nothing else to do steps round and round, and they would get it every 5 ms only, several times for each row.
+        """
+        if self.has_work or self._asking.is_busy:
+            self._pause.wait(PAUSE_SECONDS)
         found: list[Finished] = []
         while (each := _next(self._finished)) is not None:
             self._settle(each)

@@ -29,7 +29,7 @@ from vllm.sampling_params import RequestOutputKind
 
 def engine(options: dict[str, Any]) -> LLM:
     """Without a tier the engine has no connector at all."""
-    transfer = options["tier"] and KVTransferConfig(
+    transfer = KVTransferConfig(
         kv_connector="OffloadingConnector",
         kv_role="kv_both",
         engine_id=options["name"],
@@ -56,7 +56,7 @@ def engine(options: dict[str, Any]) -> LLM:
         seed=0,
         disable_hybrid_kv_cache_manager=False,
         disable_log_stats=False,
-        kv_transfer_config=transfer,
+        kv_transfer_config=transfer if options["tier"] else None,
     )
 
 
