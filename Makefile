@@ -22,6 +22,7 @@ help:
 	@echo "make check   format, lint, types, import layers: seconds"
 	@echo "make mutations  break the SSD engine on purpose, one promise at a time; fails unless a test notices each"
 	@echo "make chaos-tools  install what kvstore chaos and tests across hosts need from Debian, where it is missing (as root)"
+	@echo "make bench   what memory, lookups, streams and the disk give here, beside the raw thing (some minutes, quiet machine)"
 	@echo "make bench-engines  a real vLLM's steps and first tokens beside the store, beside vLLM's own tier of files, and with none"
 	@echo "make bench-peers  kvstore beside LMCache, Mooncake and AIBrix, which it installs outside the tree (ARGS=--quick)"
 	@echo "make proto   generate kvstore/v1 again from proto/"
@@ -104,6 +105,9 @@ chaos-tools:
 	command -v apt-get >/dev/null || { echo "chaos-tools: missing:$$missing; there is no apt-get here: install the equivalents of $(CHAOS_PACKAGES)" >&2; exit 1; }; \
 	[ "$$(id -u)" = 0 ] || { echo "chaos-tools: missing:$$missing; run as root: apt-get install $(CHAOS_PACKAGES)" >&2; exit 1; }; \
 	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(CHAOS_PACKAGES)
+
+bench: $(VENV)/.workers
+	missed=0; for what in memory lookup stream small storage restart; do $(BIN)/kvstore bench $$what $(ARGS) || missed=1; done; exit $$missed
 
 bench-engines: $(VENV)/.test $(VENV)/engines/.vllm-$(VLLM)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engines/rows.py

@@ -27,6 +27,8 @@ _MODULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("kvstore.cli.disk", ("verify", "rebuild-index"), ("lmdb", "numpy")),
 )
 
+_EXTRAS = {"zmq": "events", "torch": "workers"}
+"""Which extra brings a package; the others come with `service`."""
 
 EXIT_CODES = (
     "Exit codes: 0 success; 1 failed or refused (a value that is not allowed, too), damage or violations found, a bar missed; "
@@ -58,14 +60,15 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     for module, commands, needs in _MODULES:
         missing = [name for name in needs if importlib.util.find_spec(name) is None]
         if missing:
-            left_out.append(f"{', '.join(commands)} (needs {', '.join(missing)})")
+            extra = next((_EXTRAS[name] for name in missing if name in _EXTRAS), "service")
+            left_out.append(f"{', '.join(commands)} (needs {', '.join(missing)}: install kvstore[{extra}])")
         else:
             there.append((module, commands))
     for module, _ in [entry for entry in there if command in entry[1]] or there:
         importlib.import_module(module).register(subparsers)
     parser.epilog = EXIT_CODES
     if left_out:
-        parser.epilog += f" Not available in this environment: {'; '.join(left_out)}. Install kvstore[service], kvstore[events] or kvstore[workers]."
+        parser.epilog += f" NOT AVAILABLE in this environment: {'; '.join(left_out)}."
     return parser
 
 
