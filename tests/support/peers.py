@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,10 +17,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support.warm import WORKERS, Started, warm
 
 START_SECONDS = 60.0
-STOP_SECONDS = 20.0
+STOP_SECONDS = 40.0
+"""More than the grace that a worker has, and what it takes a busy machine to end it."""
+TELL_SECONDS = 5.0
 
+# SIGUSR2 tells where its threads are, for who waits in vain for its end.
 _PROGRAM = """
-import argparse, sys
+import argparse, faulthandler, signal, sys
+faulthandler.register(signal.SIGUSR2, all_threads=True)
 from kvstore_workers.cli import register
 parser = argparse.ArgumentParser(prog="kvstore")
 register(parser.add_subparsers(required=True))
@@ -97,9 +102,21 @@ class Peer:
     def wait(self) -> int:
         """The exit status, once it has ended."""
         assert self._process is not None, "it was not started"
-        status = self._process.wait(STOP_SECONDS)
+        try:
+            status = self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"it has not ended: {self._where_it_is()}") from error
         self._process = None
         return status
+
+    def _where_it_is(self) -> str:
+        """Its log, with the stacks of its threads at the end."""
+        before = len(self.log)
+        self.signal(signal.SIGUSR2)
+        end = time.monotonic() + TELL_SECONDS
+        while len(self.log) == before and time.monotonic() < end:
+            os.sched_yield()
+        return self.log[-8000:]
 
     def restart(self) -> Self:
         """Ended, whatever state it is in, and begun again; `wait_ready` waits."""
