@@ -37,7 +37,6 @@ BACKGROUND = 300
 """Tokens that a request computes one by one while others are stored and loaded."""
 STORED_STEPS = 40
 SETTLE_SECONDS = 10.0
-ROW_TOKENS = 32
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -48,10 +47,10 @@ def asked(name: str, tokens: Sequence[int], *, at: int = 0, count: int = 2) -> d
     return {"name": name, "at": at, "tokens": list(tokens), "count": count}
 
 
-def first_token(steps: Sequence[tuple[float, list[str]]], name: str, *, since: int = 0) -> float:
-    """Seconds from step `since` until `name` has its first token."""
+def first_token(steps: Sequence[tuple[float, list[str]]], name: str) -> float:
+    """Seconds from the first step until `name` has its first token."""
     last = next(number for number, (_, names) in enumerate(steps) if name in names)
-    return sum(seconds for seconds, _ in steps[since : last + 1])
+    return sum(seconds for seconds, _ in steps[: last + 1])
 
 
 def idle_step(engine: Engine) -> float:
@@ -60,8 +59,9 @@ def idle_step(engine: Engine) -> float:
     return statistics.median(seconds for steps in found for seconds, _ in steps)
 
 
-def steps_beside(engine: Engine, number: int, *, is_held: bool) -> float:
-    """Median of another request's steps while the rows of a long prompt are loaded, or stored after it was computed."""
+def steps_beside(engine: Engine, number: int, *, is_held: bool) -> float | None:
+    """Median of another request's steps while the rows of a long prompt are loaded, or stored after it was computed. None where it
+    had no step alone, as when nothing is loaded."""
     steps = engine.script(
         [
             asked("background", prompt(800 + number, 8), count=BACKGROUND),
@@ -72,7 +72,7 @@ def steps_beside(engine: Engine, number: int, *, is_held: bool) -> float:
     # What computes the rest of the prompt is no step of the other request alone.
     beside = steps[6:last] if is_held else steps[last + 1 : last + 1 + STORED_STEPS]
     alone = [seconds for seconds, names in beside if names == ["background"]]
-    return statistics.median(alone) if alone else float("nan")
+    return statistics.median(alone) if alone else None
 
 
 def settle(engine: Engine) -> None:
@@ -89,7 +89,8 @@ def cold(engine: Engine) -> dict[str, float]:
     for number, length in enumerate(LENGTHS):
         name = f"cold{length}"
         found[name] = first_token(engine.script([asked(name, prompt(number, length))]), name)
-    found["storing"] = steps_beside(engine, 10, is_held=False)
+    if (storing := steps_beside(engine, 10, is_held=False)) is not None:
+        found["storing"] = storing
     settle(engine)
     return found
 
@@ -100,7 +101,8 @@ def warm(engine: Engine) -> dict[str, float]:
     for number, length in enumerate(LENGTHS):
         name = f"warm{length}"
         found[name] = first_token(engine.script([asked(name, prompt(number, length))]), name)
-    found["loading"] = steps_beside(engine, 10, is_held=True)
+    if (loading := steps_beside(engine, 10, is_held=True)) is not None:
+        found["loading"] = loading
     for number, length in enumerate(LENGTHS):
         found[f"cached{length}"] = engine.ask(prompt(number, length)).cached
     return found

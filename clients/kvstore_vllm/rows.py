@@ -73,8 +73,8 @@ class _Answer(NamedTuple):
 
 
 class RowTier:
-    """All methods but those of helper threads are the scheduler's, one thread at a time, and none of them waits but `drain` and
-    `shutdown`. No call of the store's is made outside of helper threads, and each ends by its own deadlines.
+    """All methods but those of helper threads are the scheduler's, one thread at a time, and none of them waits for anything but `drain` and
+    `shutdown`; `finished` pauses for a moment. No call of the store's is made outside of helper threads, and each ends by its own deadlines.
 
     A job is reported once, when nothing of it touches its rows any more. What the store fails to do is a MISS, a failed load
     or a refused store, and is counted.
