@@ -61,8 +61,7 @@ class FetchItem(NamedTuple):
     payload: BytesLike | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveItem:
+class ReserveItem(NamedTuple):
     """One item to write. `position` is the token count at its end; `parent` the key of the block before it, or the
     namespace digest for a first block; states and rows leave it empty. The two tiers are for states: the rest goes to SSD."""
 

@@ -59,7 +59,8 @@ def _evict_blocks(live: Live, start: int, need_bytes: int, now_wall: float) -> t
         # Older than its children by no route: what still has a child here, a held child keeps.
         if index.is_childless(slot) and not live.holds.is_held(slot):
             gone = _evict_block(live, slot, now_wall)
-            freed += sum(each.place.length for each in gone)
+            for each in gone:
+                freed += each.place.length
             left += gone
     return left, NO_SLOT
 

@@ -16,6 +16,7 @@ from kvstore.core.base import Gone, Limits
 from kvstore.core.changes import BlockCame, BlockWent, Journal, state_came, state_went
 from kvstore.core.holds import Holds
 from kvstore.core.index import (
+    BOUNDED,
     HAS_ROWS,
     HAS_STATE,
     MANY_SLOTS,
@@ -38,6 +39,7 @@ from kvstore.store.base import Place
 from kvstore.types import BlockKey, Checks, ItemId, ItemKind, Lineage
 
 HOUR = 3600
+_HAS_STATES = HAS_STATE | HAS_ROWS
 
 
 class Live:
@@ -203,21 +205,22 @@ class Live:
 
     def remove_block(self, slot: int) -> list[Gone]:
         """Take out a childless block; its states, in both tiers, go first. What left the SSD, in that order."""
-        info, number, key = self.info(slot), self.index.number[slot], self.index.key(slot)
-        has_states = self.index.flags[slot] & (HAS_STATE | HAS_ROWS)
-        left = [self.remove_state(handle) for handle in self.states_of(slot)] if has_states else []
+        index = self.index
+        info, key, flags = self.info(slot), index.key(slot), index.flags[slot]
+        left = [self.remove_state(handle) for handle in self.states_of(slot)] if flags & _HAS_STATES else []
         self.pool.remove(info.digest, key)
-        place = self.place(slot)
+        place = Place(index.segment[slot], index.offset[slot], info.figures.block_bytes)
         left.append(Gone(info.digest, ItemId(key, ItemKind.BLOCK), place))
-        for owner in sorted(self.holds.removed(slot)):
-            self.leases.block_removed(owner, slot, number)
-            self.reservations.block_removed(owner, slot)
+        if self.holds.is_held(slot):
+            for owner in sorted(self.holds.removed(slot)):
+                self.leases.block_removed(owner, slot, index.number[slot])
+                self.reservations.block_removed(owner, slot)
         self.ranks.on_remove(slot)
         self.segments.remove(place.segment_id)
         self.block_bytes -= place.length
         self._count(slot, ItemKind.BLOCK, place, -1)
-        self.bounded_blocks -= self.index.lineage(slot) is Lineage.BOUNDED
-        self.index.remove(slot)
+        self.bounded_blocks -= bool(flags & BOUNDED)
+        index.remove(slot)
         if self.journal is not None:
             self.journal.note(BlockWent(info.digest, key))
         return left

@@ -76,6 +76,9 @@ class Ranking:
         if self._coming is not None:
             self._adopt(self._coming, below)
             self._coming.on_insert(slot, below, self._tag(slot, self._coming))
+        if self._policy is self._ages:
+            self._ages.on_insert(slot, below)
+            return
         for policy in self._each():
             policy.on_insert(slot, below, self._tag(slot, policy))
 
@@ -83,6 +86,9 @@ class Ranking:
         """It is in the index still."""
         if self._coming is not None and self._coming.has(slot):
             self._coming.on_remove(slot, self._tag(slot, self._coming))
+        if self._policy is self._ages:
+            self._ages.on_remove(slot)
+            return
         for policy in self._each():
             policy.on_remove(slot, self._tag(slot, policy))
 

@@ -54,13 +54,14 @@ def _show(
             # Others may have leased it meanwhile.
             unleased.clear()
         item = granted.item
-        written = results.get(item.item_id)
+        name = item.item_id
+        written = results.get(name)
         if written is None:
             continue
         _check_written(item, written)
         if reservation.void or info is None:
             kept, dropped = False, [written.place] if written.place is not None else []
-        elif item.item_id in reservation.settled and _has_left(live, info, item, written.place):
+        elif name in reservation.settled and _has_left(live, info, item, written.place):
             # Who took it out has given its place back.
             kept, dropped = False, []
         elif item.kind is ItemKind.BLOCK:
@@ -69,7 +70,7 @@ def _show(
             kept, dropped = _show_state(live, info, item, written, now_mono=now_mono, now_wall=now_wall)
         discard += dropped
         if kept:
-            visible.append(item.item_id)
+            visible.append(name)
             total += item.length
         else:
             left_out.append(granted.index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kvstore.core.accepted import is_accepted
 from kvstore.core.base import (
@@ -258,13 +258,13 @@ def _decide_state(live: Live, claim: _Claim, index: int, item: ReserveItem, slot
         claim.builds_on[item.key] = slot
     else:
         _build_on(claim, item.key)
-    claim.granted.append(Granted(index, replace(item, to_pool=to_pool, to_ssd=to_ssd)))
+    claim.granted.append(Granted(index, item._replace(to_pool=to_pool, to_ssd=to_ssd)))
     return GRANTED
 
 
 def _in_flight(live: Live, claim: _Claim, item: ReserveItem) -> Outcome | None:
-    owner = live.reservations.owner(claim.info.digest, item.item_id)
-    return None if owner is None else Outcome(ReserveOutcome.IN_FLIGHT, max(claim.now - owner.born, 0.0))
+    found = live.reservations.promise(claim.info.digest, item.item_id)
+    return None if found is None else Outcome(ReserveOutcome.IN_FLIGHT, max(claim.now - found[0].born, 0.0))
 
 
 def _promised(live: Live, claim: _Claim, key: bytes) -> int | None:

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from kvstore.errors import InvalidArgument, LimitExceeded
 from kvstore.profile.base import MAX_BLOCK_TOKENS
 
+ID_COLUMN_MAX = 1 << 24
+"""Ids from here on take a dict's place each, not four bytes for each number up to them."""
+
 ROOT = -1
 """The parent of a first block."""
 
@@ -119,18 +122,15 @@ class _ByPrefix:
     def __init__(self, group: int, parents: _Parents) -> None:
         self._group = group
         self._parents = parents
-        self._known: dict[int, int] = {}
+        self._known = _IdTable()
 
-    def _names(self, ids: NDArray[np.int64]) -> list[int]:
-        names: list[int] = ids[self._group - 1 :: self._group].tolist()
-        if len(ids) % self._group:
-            names.append(int(ids[-1]))
-        return names
+    def _names(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        names = ids[self._group - 1 :: self._group]
+        return np.append(names, ids[-1]) if len(ids) % self._group else names
 
     def numbers(self, ids: NDArray[np.int64]) -> tuple[Numbers, int]:
         names = self._names(ids)
-        get = self._known.get
-        found = np.fromiter([get(name, -1) for name in names], np.int32, len(names))
+        found = self._known.find(names)
         new = np.flatnonzero(found < 0)
         known = int(new[0]) if len(new) else len(names)
         whole = found[:known]
@@ -138,16 +138,54 @@ class _ByPrefix:
         wrong = np.flatnonzero(self._parents.of(whole) != above)
         if len(wrong) or known + len(new) != len(names):
             at = int(wrong[0]) if len(wrong) else int(np.flatnonzero(found[known:] >= 0)[0]) + known
-            raise _contradiction(names[at], at)
-        fresh = names[known:]
+            raise _contradiction(int(names[at]), at)
+        fresh = names[known:].tolist()
         if len(set(fresh)) != len(fresh):
             at = next(at for at, name in enumerate(fresh) if name in fresh[:at])
             raise _contradiction(fresh[at], known + at)
         return whole, len(names)
 
     def add(self, ids: NDArray[np.int64], known: int, first: int) -> None:
-        names = self._names(ids)[known:]
-        self._known.update(zip(names, range(first, first + len(names)), strict=True))
+        self._known.add(self._names(ids)[known:], first)
+
+
+class _IdTable:
+    """Numbers of blocks by their ids. Logs count their ids, so those are places of a column; what is no such place, or one too
+    far out to pay for, is in a dict."""
+
+    def __init__(self) -> None:
+        self._column = np.full(1024, -1, np.int32)
+        self._others: dict[int, int] = {}
+
+    def find(self, names: NDArray[np.int64]) -> Numbers:
+        """The number of each, -1 for those that are not known."""
+        column = self._column
+        placed = (names >= 0) & (names < len(column))
+        if placed.all():
+            return column[names]
+        found = np.full(len(names), -1, np.int32)
+        found[placed] = column[names[placed]]
+        if self._others:
+            rest = np.flatnonzero(~placed)
+            get = self._others.get
+            found[rest] = [get(name, -1) for name in names[rest].tolist()]
+        return found
+
+    def add(self, names: NDArray[np.int64], first: int) -> None:
+        """These, which are not known, get numbers from `first` on."""
+        numbers = np.arange(first, first + len(names), dtype=np.int32)
+        small = (names >= 0) & (names < ID_COLUMN_MAX)
+        if small.any():
+            self._reach(int(names[small].max()))
+            self._column[names[small]] = numbers[small]
+        if not small.all():
+            self._others.update(zip(names[~small].tolist(), numbers[~small].tolist(), strict=True))
+
+    def _reach(self, most: int) -> None:
+        if most >= len(self._column):
+            grown = np.full(min(max(2 * len(self._column), most + 1), ID_COLUMN_MAX), -1, np.int32)
+            grown[: len(self._column)] = self._column
+            self._column = grown
 
 
 class _ByParent:

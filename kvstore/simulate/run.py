@@ -20,6 +20,7 @@ from kvstore.policy.admission import Admission, SecondSight
 from kvstore.policy.window import WindowPolicy
 from kvstore.pool import StatePool
 from kvstore.prefix import NamespaceIdentity
+from kvstore.prefix.joined import JoinedKeys
 from kvstore.profile.base import Profile
 from kvstore.simulate.belady import BeladyPolicy, NextUses, Uses
 from kvstore.simulate.case import Case, Outcome, Replay, TtlFrom, counting_profile
@@ -27,7 +28,7 @@ from kvstore.simulate.disk import SimulatedDisk
 from kvstore.simulate.log import Numbers, RequestLog
 from kvstore.simulate.resume import Resume, resume_of, within
 from kvstore.store.base import Place
-from kvstore.types import KEY_BYTES, BlockKey, Checks, ItemKind
+from kvstore.types import KEY_BYTES, Checks, ItemKind
 
 FREE_READS = Costs(
     seconds_per_layer_token=1.0, seconds_per_ssd_byte=0.0, seconds_per_memory_byte=0.0, seconds_per_fetch=0.0
@@ -48,9 +49,11 @@ _PLENTY = 1 << 40
 _ITEMS_AT_ONCE = Limits().reserved_items
 
 
-def keys_of(log: RequestLog) -> list[BlockKey]:
-    """A key for each distinct block. The log has no tokens to hash."""
-    return [BlockKey(number.to_bytes(KEY_BYTES, "big")) for number in range(1, log.footprint + 1)]
+def keys_of(log: RequestLog) -> JoinedKeys:
+    """A key for each distinct block: its number from 1 on, as a big-endian number. The log has no tokens to hash."""
+    words = np.zeros((log.footprint, KEY_BYTES // 8), ">u8")
+    words[:, -1] = np.arange(1, log.footprint + 1)
+    return JoinedKeys(words.tobytes())
 
 
 class Course(NamedTuple):
@@ -102,7 +105,7 @@ class Simulation:
         *,
         ranks: EvictionPolicy,
         profile: Profile | None = None,
-        keys: list[BlockKey] | None = None,
+        keys: JoinedKeys | None = None,
         uses: NextUses | None = None,
         course: Course | None = None,
     ) -> None:
@@ -175,12 +178,9 @@ class Simulation:
         self._expire(now)
         self._count_held(now)
         tokens = int(log.input_tokens[request])
-        keys: list[BlockKey] = []
-        for start, count in log.runs(request):
-            keys += self._keys[start : start + count]
-        size = log.block_tokens
+        keys, size = self._keys_of(request), log.block_tokens
         if case.as_served:
-            del keys[tokens // size :]
+            keys = keys[: tokens // size]
         # A token more than the blocks have, so that nothing is held back for the one that must be computed.
         prompt = tokens if case.as_served else len(keys) * size + 1
         found = core.lookup(
@@ -209,6 +209,17 @@ class Simulation:
             self._store(items[begin : begin + _ITEMS_AT_ONCE], then)
         if found.lease_id is not None:
             core.release(found.lease_id, SESSION, then)
+
+    def _keys_of(self, request: int) -> JoinedKeys:
+        joined = self._keys.joined
+        return JoinedKeys(
+            b"".join(
+                [
+                    joined[start * KEY_BYTES : (start + count) * KEY_BYTES]
+                    for start, count in self._log.runs(request)
+                ]
+            )
+        )
 
     def _times(self, request: int) -> tuple[float, float]:
         """When it comes, and when its blocks are stored."""
@@ -302,7 +313,7 @@ class Simulation:
 
     # ---- storing --------------------------------------------------------------------------------------------
 
-    def _block_items(self, keys: list[BlockKey], begin: int, end: int) -> list[ReserveItem]:
+    def _block_items(self, keys: JoinedKeys, begin: int, end: int) -> list[ReserveItem]:
         size, length = self._log.block_tokens, self._profile.block_bytes
         parents = [keys[begin - 1] if begin else self._space, *keys[begin:end]]
         return [
@@ -313,7 +324,7 @@ class Simulation:
         ]
 
     def _state_items(
-        self, found: LookupResult, keys: list[BlockKey], held: int, resume: Resume, prompt: int
+        self, found: LookupResult, keys: JoinedKeys, held: int, resume: Resume, prompt: int
     ) -> list[ReserveItem]:
         """States and rows that the policy keeps of what is held now. The edge where an output would end is that of the input:
         outputs have no ids."""

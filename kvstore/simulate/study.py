@@ -10,6 +10,7 @@ from kvstore.errors import InvalidArgument, ProfileError
 from kvstore.policy import EVICTION_POLICIES, EvictionPolicy, LruPolicy
 from kvstore.policy.admission import Admission
 from kvstore.policy.window import WindowPolicy
+from kvstore.prefix.joined import JoinedKeys
 from kvstore.profile.base import Profile
 from kvstore.profile.registry import get_profile
 from kvstore.simulate.belady import BeladyPolicy, NextUses
@@ -19,7 +20,7 @@ from kvstore.simulate.formats import LoadedLog
 from kvstore.simulate.recommend import Prices, Recommendation, Weighed, recommend
 from kvstore.simulate.run import Simulation, keys_of
 from kvstore.simulate.sizes import ALL, Size, parse_capacity
-from kvstore.types import BlockKey, StateSource
+from kvstore.types import StateSource
 
 INFINITE = "infinite"
 """Not a policy: nothing is evicted, whatever the size."""
@@ -77,7 +78,7 @@ class Study:
     question: Question
     profile: Profile | None = None
     cases: list[tuple[Size, str | None, Case]] = field(default_factory=list)
-    _keys: list[BlockKey] = field(default_factory=list, init=False)
+    _keys: JoinedKeys | None = field(default=None, init=False)
     _uses: NextUses | None = field(default=None, init=False)
     _known: dict[Case, Outcome] = field(default_factory=dict, init=False)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -104,13 +103,13 @@ def test_what_was_accepted_below_a_block_that_turns_out_damaged_is_lost(rig: Cor
 
 def test_approximate_blocks_count_apart_until_they_are_durable(rig: CoreRig) -> None:
     keys = rig.keys(range(2 * B))
-    number = accept(rig, [replace(item, lineage=Lineage.BOUNDED) for item in rig.block_items(keys)])
+    number = accept(rig, [item._replace(lineage=Lineage.BOUNDED) for item in rig.block_items(keys)])
     assert (rig.core.statistics().blocks, rig.core.statistics().bounded_blocks) == (0, 0)
     rig.core.check_integrity()
     settle(rig, number)
     assert (rig.core.statistics().blocks, rig.core.statistics().bounded_blocks) == (2, 2)
     again = accept(
-        rig, [replace(item, lineage=Lineage.BOUNDED) for item in rig.block_items(rig.keys(range(B, 3 * B)))]
+        rig, [item._replace(lineage=Lineage.BOUNDED) for item in rig.block_items(rig.keys(range(B, 3 * B)))]
     )
     rig.core.clear(rig.main)
     assert rig.core.statistics().bounded_blocks == 0

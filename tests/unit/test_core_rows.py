@@ -63,13 +63,13 @@ def test_rows_are_reserved_like_states_and_go_to_ssd_alone(rig: CoreRig) -> None
         ({"position": 2 * B}, InvalidArgument, "items[0].position"),
     ):
         with pytest.raises(error) as caught:
-            rig.reserve([replace(rows, **changed)])  # type: ignore[arg-type]
+            rig.reserve([rows._replace(**changed)])  # type: ignore[arg-type]
         assert caught.value.field == field
     rig.core.check_integrity()
 
 
 def test_the_two_lengths_of_rows_are_named_in_the_refusal(rig: CoreRig) -> None:
-    item = replace(rig.rows_item(rig.keys(range(B)), 0), length=7)
+    item = rig.rows_item(rig.keys(range(B)), 0)._replace(length=7)
     with pytest.raises(
         GeometryMismatch, match=f"{TINY.rows_block_bytes} or {TINY.rows_overlap_block_bytes} bytes"
     ):

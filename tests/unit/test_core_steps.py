@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -219,7 +218,7 @@ def test_what_is_leased_between_two_steps_of_a_commit_is_not_replaced() -> None:
     rig = CoreRig(limits=Limits())
     count = 3 * ITEMS_AT_ONCE
     items = long_chain(rig.main, count)
-    rig.write([replace(item, lineage=Lineage.BOUNDED) for item in items])
+    rig.write([item._replace(lineage=Lineage.BOUNDED) for item in items])
     made = rig.reserve(items)
     assert made.reservation_id is not None
     results = {

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from kvstore.core import Limits, ReserveItem, ReserveOutcome
@@ -167,7 +165,7 @@ def test_exact_replaces_bounded_and_never_the_reverse(rig: CoreRig) -> None:
     report = rig.write(items)
     assert len(report.visible) == len(report.discard) == 3, "the old places are given back"
     assert rig.core.statistics().bounded_blocks == 0
-    bounded = [replace(item, lineage=Lineage.BOUNDED) for item in items]
+    bounded = [item._replace(lineage=Lineage.BOUNDED) for item in items]
     assert outcomes(rig, bounded) == [HELD] * 3
     assert outcomes(rig, items) == [HELD] * 3
     assert rig.lookup(keys, 2 * B + 1, lease=False).coverage.checkpoints == (2 * B,)
@@ -227,23 +225,23 @@ def bad(rig: CoreRig, number: int) -> tuple[list[ReserveItem], type[Exception], 
     one, two, _ = rig.block_items(keys)
     state = rig.state_item(keys, B)
     return [
-        ([replace(one, key=BlockKey(b"short"))], InvalidArgument, "items[0].key"),
-        ([one, replace(two, parent=b"short")], InvalidArgument, "items[1].parent"),
-        ([replace(one, position=0)], InvalidArgument, "items[0].position"),
-        ([replace(one, position=B + 1)], InvalidArgument, "items[0].position"),
-        ([replace(one, position=-B)], InvalidArgument, "items[0].position"),
-        ([replace(one, length=TINY.block_bytes - 1)], GeometryMismatch, "items[0].length"),
-        ([replace(state, length=TINY.block_bytes)], GeometryMismatch, "items[0].length"),
-        ([replace(one, kind=7)], InvalidArgument, "items[0].kind"),  # type: ignore[arg-type]
-        ([replace(one, lineage=0)], InvalidArgument, "items[0].lineage"),  # type: ignore[arg-type]
-        ([replace(one, parent=keys[2])], InvalidArgument, "items[0].parent"),
-        ([replace(two, parent=rig.main)], InvalidArgument, "items[0].parent"),
-        ([replace(one, to_pool=True)], InvalidArgument, "items[0].to_pool"),
-        ([replace(one, to_ssd=False)], InvalidArgument, "items[0].to_pool"),
-        ([replace(state, to_ssd=False)], InvalidArgument, "items[0].to_pool"),
+        ([one._replace(key=BlockKey(b"short"))], InvalidArgument, "items[0].key"),
+        ([one, two._replace(parent=b"short")], InvalidArgument, "items[1].parent"),
+        ([one._replace(position=0)], InvalidArgument, "items[0].position"),
+        ([one._replace(position=B + 1)], InvalidArgument, "items[0].position"),
+        ([one._replace(position=-B)], InvalidArgument, "items[0].position"),
+        ([one._replace(length=TINY.block_bytes - 1)], GeometryMismatch, "items[0].length"),
+        ([state._replace(length=TINY.block_bytes)], GeometryMismatch, "items[0].length"),
+        ([one._replace(kind=7)], InvalidArgument, "items[0].kind"),  # type: ignore[arg-type]
+        ([one._replace(lineage=0)], InvalidArgument, "items[0].lineage"),  # type: ignore[arg-type]
+        ([one._replace(parent=keys[2])], InvalidArgument, "items[0].parent"),
+        ([two._replace(parent=rig.main)], InvalidArgument, "items[0].parent"),
+        ([one._replace(to_pool=True)], InvalidArgument, "items[0].to_pool"),
+        ([one._replace(to_ssd=False)], InvalidArgument, "items[0].to_pool"),
+        ([state._replace(to_ssd=False)], InvalidArgument, "items[0].to_pool"),
         ([one, one], InvalidArgument, "items"),
-        ([one, replace(two, position=3 * B)], InvalidArgument, "items[1].position"),
-        ([one, replace(state, position=2 * B)], InvalidArgument, "items[1].position"),
+        ([one, two._replace(position=3 * B)], InvalidArgument, "items[1].position"),
+        ([one, state._replace(position=2 * B)], InvalidArgument, "items[1].position"),
     ][number]
 
 
@@ -264,8 +262,8 @@ def test_a_known_block_is_not_known_at_another_place(rig: CoreRig) -> None:
     keys = rig.store(range(3 * B))
     items = rig.block_items(keys)
     for changed, field in (
-        (replace(items[1], position=3 * B), "position"),
-        (replace(items[2], parent=keys[0]), "parent"),
+        (items[1]._replace(position=3 * B), "position"),
+        (items[2]._replace(parent=keys[0]), "parent"),
     ):
         with pytest.raises(InvalidArgument) as caught:
             rig.reserve([changed])

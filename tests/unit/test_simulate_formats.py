@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvstore.errors import InvalidArgument
 from kvstore.simulate.formats import FORMATS, load_log
-from kvstore.simulate.log import ROOT, BadLine, LogRequest, OnBadLine, RequestLog, read_log
+from kvstore.simulate.log import ID_COLUMN_MAX, ROOT, BadLine, LogRequest, OnBadLine, RequestLog, read_log
 
 
 def mooncake(at: float, tokens: int, ids: list[int]) -> dict[str, object]:
@@ -113,6 +115,28 @@ def test_sessions_are_merged_by_time_and_share_nothing_unless_their_ids_are_glob
 def test_an_iterator_of_requests_is_a_log_too() -> None:
     requests = (LogRequest(second, 10, 0, [1, 2 + second]) for second in range(3))
     assert blocks(read_log(requests, id_tokens=8)) == [[0, 1], [0, 2], [0, 3]]
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_are_told_apart_whatever_their_ids_are(seed: int, group: int) -> None:
+    """Small ones in a row, large ones, negative ones, and all of them in one log: names do not count, only which are the same."""
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    chains = [
+        list(range(30)),
+        *(sorted(draw.sample(range(100 * each, 100 * each + 60), 30)) for each in range(1, 9)),
+    ]
+    asked = [draw.choice(chains)[: draw.randrange(1, 31)] for _ in range(60)]
+    plain = [LogRequest(float(at), len(ids), 0, ids) for at, ids in enumerate(asked)]
+    names = {
+        each: draw.choice([each, -1 - each, ID_COLUMN_MAX - 500 + each, 2**62 + each, 20_000 + 7 * each])
+        for each in range(1000)
+    }
+    renamed = [replace(each, ids=[names[name] for name in each.ids]) for each in plain]
+    expected = blocks(read_log(plain, id_tokens=1, group=group))
+    assert blocks(read_log(renamed, id_tokens=1, group=group)) == expected
+    assert max(map(max, expected)) > 60
 
 
 BROKEN = [
