@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kvstore.config import load_service_config
 from ops.dev import CHART, SHAPES, manifest
 from tests.support.deployment import DEPLOY, containers, flags, pod_of
 
@@ -24,6 +25,11 @@ MORE = (
     "tolerations[0].operator=Exists",
     "imagePullSecrets[0].name=pull",
     "options.eviction=sieve",
+    "tls.clientCaSecret=clients",
+    "admin.secret=admins",
+    "tenants.secret=tenants",
+    "events.port=5557",
+    "events.replayPort=5558",
     "engine.resources.limits.nvidia\\.com/gpu=1",
     "engine.env[0].name=A",
     "engine.env[0].value=b",
@@ -78,7 +84,26 @@ def test_with_every_other_value_it_is_still_what_kubernetes_takes(
     file.write_text(manifest([*SHAPES[shape], *MORE]))
     validate(file)
     pod = pod_of(file)
-    assert flags(containers(pod)["kvstore"])["eviction"] == "sieve"
+    given = flags(containers(pod)["kvstore"])
+    assert given["eviction"] == "sieve"
+    load_service_config(given, environ={})
+    secrets = {each["name"]: each["secret"] for each in pod["volumes"] if "secret" in each}
+    files = {"tenants": ("tenants", "tenants")}
+    if shape == "central":
+        files |= {
+            "tls_cert": ("tls", "kvstore-tls"),
+            "tls_key": ("tls", "kvstore-tls"),
+            "token_file": ("tokens", "kvstore-tokens"),
+            "tls_client_ca": ("client-ca", "clients"),
+            "admin_token_file": ("admin", "admins"),
+        }
+    mounted = {each["mountPath"]: each["name"] for each in containers(pod)["kvstore"]["volumeMounts"]}
+    for option, (name, secret) in files.items():
+        assert mounted[str(Path(given[option]).parent)] == name
+        assert secrets[name] == {"secretName": secret, "defaultMode": 0o440}
+    assert secrets.keys() == {name for name, _ in files.values()}, "no shape mounts what it is not told of"
+    assert given["events"].endswith(":5557")
+    assert given["events_replay"].endswith(":5558")
     assert pod["nodeSelector"] == {"disk": "nvme"}
     assert containers(pod)["kvstore"]["image"].startswith("kvstore@sha256:")
     if shape == "sidecar":
@@ -93,6 +118,8 @@ def test_with_every_other_value_it_is_still_what_kubernetes_takes(
         ("disk.sise=1GiB", "sise"),
         ("memory.storeMiB=1", "storeMiB"),
         ("retention=3 days", "retention"),
+        ("tokens.secret=", "something must let callers in"),
+        ("events.port=70000", "events"),
     ],
 )
 def test_a_value_that_is_none_is_refused_by_name(value: str, said: str, helm: None) -> None:

@@ -39,6 +39,38 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
+{{/* Each secret that is mounted, at /etc/kvstore/NAME. */}}
+{{- define "kvstore.secrets" -}}
+{{- with .Values }}
+{{- if eq .mode "central" }}
+{{- if not (or .tokens.secret .tls.clientCaSecret .tenants.secret) }}
+{{- fail "tokens.secret is empty: set it, or tls.clientCaSecret, or tenants.secret with tokens in it: something must let callers in" }}
+{{- end }}
+- {name: tls, secret: {{ .tls.secret }}}
+{{- with .tokens.secret }}
+- {name: tokens, secret: {{ . }}}
+{{- end }}
+{{- with .tls.clientCaSecret }}
+- {name: client-ca, secret: {{ . }}}
+{{- end }}
+{{- with .admin.secret }}
+- {name: admin, secret: {{ . }}}
+{{- end }}
+{{- end }}
+{{- with .tenants.secret }}
+- {name: tenants, secret: {{ . }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* As volumes: root's, and readable by the service's group alone, since it refuses a file of tokens that others may read. */}}
+{{- define "kvstore.secretVolumes" -}}
+{{- range fromYamlArray (include "kvstore.secrets" .) }}
+- name: {{ .name }}
+  secret: {secretName: {{ .secret }}, defaultMode: 0440}
+{{- end }}
+{{- end }}
+
 {{/* A list item for `containers` or `initContainers`; .more is put in front of the rest, .mounts behind the two. */}}
 {{- define "kvstore.container" -}}
 {{- $root := .root }}
@@ -66,7 +98,25 @@ capabilities: {drop: [ALL]}
     - --listen=0.0.0.0:{{ .ports.grpc }}
     - --tls-cert=/etc/kvstore/tls/tls.crt
     - --tls-key=/etc/kvstore/tls/tls.key
+    {{- if .tokens.secret }}
     - --token-file=/etc/kvstore/tokens/tokens
+    {{- end }}
+    {{- if .tls.clientCaSecret }}
+    - --tls-client-ca=/etc/kvstore/client-ca/ca.crt
+    {{- end }}
+    {{- if .admin.secret }}
+    - --admin-token-file=/etc/kvstore/admin/tokens
+    {{- end }}
+    {{- end }}
+    {{- if .tenants.secret }}
+    - --tenants=/etc/kvstore/tenants/tenants.toml
+    {{- end }}
+    {{- if .events.port }}
+    - --events=tcp://0.0.0.0:{{ .events.port }}
+    {{- if .events.replayPort }}
+    - --events-replay=tcp://0.0.0.0:{{ .events.replayPort }}
+    {{- end }}
+    - --unsafe-public-events=yes
     {{- end }}
     {{- range $name, $value := .options }}
     - --{{ $name }}={{ $value }}
@@ -77,6 +127,12 @@ capabilities: {drop: [ALL]}
     {{- end }}
     - {name: metrics, containerPort: {{ .ports.metrics }}}
     - {name: health, containerPort: {{ .ports.health }}}
+    {{- if .events.port }}
+    - {name: events, containerPort: {{ .events.port }}}
+    {{- if .events.replayPort }}
+    - {name: events-replay, containerPort: {{ .events.replayPort }}}
+    {{- end }}
+    {{- end }}
   startupProbe:
     grpc: {port: {{ .ports.health }}}
     periodSeconds: 2
@@ -111,6 +167,9 @@ capabilities: {drop: [ALL]}
   volumeMounts:
     - {name: data, mountPath: /var/lib/kvstore}
     - {name: sockets, mountPath: /run/kvstore}
+    {{- range fromYamlArray (include "kvstore.secrets" $root) }}
+    - {name: {{ .name }}, mountPath: /etc/kvstore/{{ .name }}, readOnly: true}
+    {{- end }}
     {{- range $.mounts }}
     - {{ . | toJson }}
     {{- end }}
