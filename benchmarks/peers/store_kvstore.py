@@ -46,13 +46,18 @@ class Store(Peer):
     def start(self) -> None:
         size = self.place.set_bytes
         in_memory = self.place.tier is Tier.MEMORY
-        options = {
-            "--dir": self.place.directory / "s",
-            "--disk": size * 3 + (1 << 30),
+        parts = {
             "--cache": size * 3 // 2 if in_memory else DISK_CACHE_BYTES,
             "--pool": 16 * _MIB,
             "--handoff": 16 * _MIB,
             "--staging": size * STAGING_TIMES if in_memory else 256 * _MIB,
+        }
+        # A quarter more: arenas and fetches have their shares of all of it, whatever the machine's memory.
+        options = {
+            "--dir": self.place.directory / "s",
+            "--disk": size * 3 + (1 << 30),
+            "--memory": sum(parts.values()) * 5 // 4,
+            **parts,
             "--lease": "1h",
         }
         flags = [str(word) for option in options.items() for word in option]
