@@ -6,10 +6,13 @@ import argparse
 from pathlib import Path
 
 from kvstore.config import environment
-from kvstore.errors import ConfigError, UnknownNamespace
+from kvstore.errors import ConfigError, InvalidArgument, UnknownNamespace
 from kvstore_client import CacheClient
 from kvstore_client.address import parse_address
 from kvstore_client.values import OpenedNamespace
+
+DIGITS_SHOWN = 16
+"""Of a digest, where people are to tell namespaces apart."""
 
 
 def add_directory_flag(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +53,27 @@ def connect(args: argparse.Namespace) -> CacheClient:
 
 
 def named(client: CacheClient, name: str) -> OpenedNamespace:
-    """The namespace with that name; UnknownNamespace lists those that there are."""
-    known = {ns.name: ns for ns in client.namespaces()}
-    if name not in known:
+    """The namespace with that name, or whose digest begins so. UnknownNamespace lists those that there are; InvalidArgument where
+    several tenants have one of that name."""
+    known = client.namespaces()
+    found = [ns for ns in known if ns.name == name]
+    if not found and len(name) >= DIGITS_SHOWN:
+        found = [ns for ns in known if ns.digest.hex().startswith(name.lower())]
+    if not found:
+        names = ", ".join(dict.fromkeys(ns.name for ns in known))
         raise UnknownNamespace(
-            "no such namespace", field="namespace", value=name, allowed=", ".join(known) or "none is open yet"
+            "no such namespace", field="namespace", value=name, allowed=names or "none is open yet"
         )
-    return known[name]
+    if len(found) > 1:
+        raise InvalidArgument(
+            "several tenants have a namespace of that name",
+            field="namespace",
+            value=name,
+            allowed=f"the beginning of its digest, as policy show has it: {', '.join(map(digits, found))}",
+        )
+    return found[0]
+
+
+def digits(namespace: OpenedNamespace) -> str:
+    """The beginning of its digest, which no other has."""
+    return namespace.digest.hex()[:DIGITS_SHOWN]
