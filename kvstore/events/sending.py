@@ -217,7 +217,9 @@ def _check_path(path: Path, *, field: str, endpoint: str) -> None:
     elif path.is_symlink() or path.exists():
         what = "something that is no socket has that name"
     if what:
-        raise ConfigError(f"cannot listen: {what}", field=field, value=endpoint, allowed="a path that is free")
+        raise ConfigError(
+            f"cannot listen: {what}", field=field, value=endpoint, allowed="a path that is free"
+        )
 
 
 def check_sender(endpoint: str, replay: str, *, may_be_public: bool) -> None:
