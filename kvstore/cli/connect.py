@@ -24,22 +24,27 @@ def add_remote_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", default=None, metavar="tcp://HOST:PORT", help="a service over TCP, instead of --dir"
     )
-    for name, what in (
-        ("token-file", "file of a token for administration"),
-        ("ca", "PEM file of the certificates that the service's must come from (default: the system's)"),
-        ("tls-cert", "PEM file of our own certificate with its chain, for a service that asks for one"),
-        ("tls-key", "PEM file of its key"),
+    for names, what in (
+        (("--token-file",), "file of a token for administration"),
+        (
+            ("--ca",),
+            "PEM file of the certificates that the service's must come from (default: the system's)",
+        ),
+        # The second names are those of the release before.
+        (
+            ("--cert", "--tls-cert"),
+            "PEM file of our own certificate with its chain, for a service that asks for one",
+        ),
+        (("--key", "--tls-key"), "PEM file of its key"),
     ):
-        parser.add_argument(f"--{name}", default=None, metavar="FILE", help=f"with --address: {what}")
+        parser.add_argument(*names, default=None, metavar="FILE", help=f"with --address: {what}")
 
 
 def connect(args: argparse.Namespace) -> CacheClient:
     address = getattr(args, "address", None)
     if address:
         token = Path(args.token_file) if args.token_file else None
-        remote = parse_address(
-            address, token=token, ca=args.ca, cert=args.tls_cert, key=args.tls_key, admin=True
-        )
+        remote = parse_address(address, token=token, ca=args.ca, cert=args.cert, key=args.key, admin=True)
         return CacheClient(remote, owner="kvstore-cli")
     directory = args.dir or environment("KVSTORE_DIR")
     if not directory:
