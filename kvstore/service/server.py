@@ -38,6 +38,7 @@ from kvstore.service.logs import log_to_stderr
 from kvstore.service.metrics import MetricsPage, split_address, split_hosts
 from kvstore.service.opening import STOP_SIGNALS, StartStopped, keep_stop_signals_away, open_store
 from kvstore.service.pins import Pins
+from kvstore.service.ports import check_ports
 from kvstore.service.process import (
     Places,
     allow_descriptors,
@@ -155,6 +156,7 @@ async def run_service(
     spans = spans_to(config.otlp)
     began, tcp = begin(config)
     check_events(config)
+    check_ports(config, directory)
     segment_bytes = segment_bytes_for(config.disk, config.segment or None)
     has_signals = stop is None
     stop = _stop_event() if stop is None else stop
