@@ -20,10 +20,13 @@ class Pair:
     key: bytes
 
 
-def read_pair(cert_file: str, key_file: str) -> Pair:
+def read_pair(cert_file: str, key_file: str, *, known: Pair | None = None) -> Pair:
     """ConfigError where a file cannot be read, the two do not belong together, or a client would refuse the certificate for
-    its dates or its purpose. Whether a client trusts who issued it, and for which name, is not known here."""
+    its dates or its purpose. Whether a client trusts who issued it, and for which name, is not known here. `known`: a pair that is
+    in use already, and is taken for what it is."""
     pair = Pair(_read(cert_file, "tls_cert"), _read(key_file, "tls_key"))
+    if pair == known:
+        return pair
     why = why_refused(_server_side(cert_file, key_file), _client_side(cert_file), subject="the certificate")
     if why:
         raise ConfigError(why, field="tls_cert", value=cert_file, allowed="one that clients can accept")

@@ -130,7 +130,7 @@ class Reloading:
 
     def _read(self) -> Trust:
         # Refused as at a start: what is not safe now is not taken either.
-        return _trust(self._config, tcp_end(self._config))
+        return _trust(self._config, tcp_end(self._config, known=self.trust.pair))
 
 
 def signature_of(files: Sequence[str]) -> Signature:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from kvstore.config import ServiceConfig
-from kvstore.service.reloading import Reloading, begin
-from kvstore.service.tcp import Trust
-from tests.support.remote import write_private
+from kvstore.service.certificates import Pair
+from kvstore.service.reloading import Began, Reloading, begin, signature_of
+from kvstore.service.tcp import Trust, files_of
+from tests.support.remote import make_secrets, write_private
 
 WHOLE = "[default]\nquota = 1\n[tenant.acme]\nquota = 1000\n"
 
@@ -99,3 +101,24 @@ async def test_no_file_keeps_later_ones_from_being_read(rig: Rig, text: str) -> 
     await rig.look()
     await rig.look()
     assert (rig.reloading.is_failing, rig.quotas) == (False, [1000, 2000])
+
+
+async def test_a_certificate_that_has_expired_in_use_does_not_keep_a_token_from_being_taken_away(
+    tmp_path: Path,
+) -> None:
+    now = dt.datetime.now(dt.UTC)
+    day = dt.timedelta(days=1)
+    files = make_secrets(tmp_path / "tls", not_before=now - 2 * day, not_after=now - day)
+    config = ServiceConfig(dir=str(tmp_path), **files.options)
+    in_use = Pair((files.folder / "cert.pem").read_bytes(), (files.folder / "key.pem").read_bytes())
+    adopted: list[Trust] = []
+    reloading = Reloading(config, Began(Trust(in_use), signature_of(files_of(config))), adopted.append)
+    write_private(files.folder / "tokens", b"the-only-token-that-is-left")
+    await reloading.look(Inline(), at_once=True)
+    assert (reloading.is_failing, len(adopted[-1].access.tokens)) == (False, 1)
+    another = make_secrets(tmp_path / "more", not_before=now - 2 * day, not_after=now - day)
+    for name in ("cert.pem", "key.pem"):
+        (another.folder / name).replace(files.folder / name)
+    await reloading.look(Inline(), at_once=True)
+    assert reloading.is_failing, "another one is looked at"
+    assert adopted[-1].pair == in_use
