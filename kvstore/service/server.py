@@ -56,6 +56,7 @@ from kvstore.service.registry import Registry
 from kvstore.service.reloading import Began, Reloading, begin
 from kvstore.service.spans import spans_to
 from kvstore.service.statuspage import status
+from kvstore.service.tcp import Trust
 from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.upkeep import Upkeep
 from kvstore.service.writer import Writer
@@ -259,7 +260,7 @@ class _Service:
     ) -> None:
         config = self._config
         engine = self._engine(writer_thread, reader_threads, copier_threads)
-        reloading = Reloading(config, self._began, lambda trust: engine.tenants.adopt(trust.tenants))
+        reloading = Reloading(config, self._began, partial(_adopt, engine))
         engine.reloading = reloading
         async with AsyncExitStack() as ends:
             engine.audit = self._audit(engine)
@@ -446,6 +447,14 @@ class _Service:
             self._places.session_socket.name,
         )
         _warn_of_losses(recovery)
+
+
+def _adopt(engine: Engine, trust: Trust) -> None:
+    """What the files of trust say counts from now on, for sessions that are open too."""
+    engine.tenants.adopt(trust.tenants)
+    ended = engine.sessions.close_where(lambda caller: not trust.access.is_good(caller))
+    if ended:
+        log.warning("ended %d sessions of tokens, or certificates, that are not good any more", ended)
 
 
 def _warn_of_losses(recovery: Recovery) -> None:

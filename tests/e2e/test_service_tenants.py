@@ -409,6 +409,9 @@ def test_certificates_and_tokens_are_replaced_while_it_runs(tmp_path: Path) -> N
         wait_for(lambda: raw.stats()["reloads_total"] >= 1)
         with Remote(port_of(service), issuer=first.issuer, token="a-token-that-is-the-new-one") as made:
             assert made.hello.session
+        # What a session holds of others' room does not stay with a token that was taken away.
+        wait_for(lambda: raw.stats()["sessions"] == 1)
+        assert "ended 1 sessions of tokens" in service.log
         with pytest.raises(grpc.RpcError) as caught:
             kept.lookup(Chain(pb.Namespace(digest=bytes(32), block_tokens=32), 1, seed=1))
         assert error_of(caught.value) == "UNAUTHENTICATED"
