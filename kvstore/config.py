@@ -348,7 +348,8 @@ def _read_toml(file: str) -> dict[str, Any]:
         raise ConfigError(
             f"cannot read the configuration file: {error.strerror}", field="--config", value=file
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, or brackets as deep, are no syntax errors to the parser.
         raise ConfigError(
             f"the configuration file is not TOML: {error}", field="--config", value=file
         ) from error

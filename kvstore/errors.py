@@ -20,7 +20,7 @@ class KvstoreError(Exception):
             parts.append(f"{field}={_short(value)}")
         if allowed:
             parts.append(f"allowed: {allowed}")
-        super().__init__(_one_line("; ".join(parts)))
+        super().__init__(one_line("; ".join(parts)))
 
 
 def _short(value: object) -> str:
@@ -28,7 +28,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """On a terminal and in a log, whatever a client, a file or an argument was named."""
     if text.isprintable():
         return text

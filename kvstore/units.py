@@ -19,7 +19,7 @@ def parse_size(text: str | int, *, name: str) -> int:
     if match is None or match[2] not in _SIZE_UNITS:
         raise ConfigError("not a size", field=name, value=text, allowed=allowed)
     number = float(match[1]) * _SIZE_UNITS[match[2]]
-    if number != math.floor(number) or number > MAX_BYTES:
+    if number > MAX_BYTES or number != math.floor(number):
         raise ConfigError(
             "not a size", field=name, value=text, allowed=f"{allowed}; whole bytes up to 1024 PiB"
         )
@@ -56,7 +56,10 @@ def parse_time(text: str | float, *, name: str) -> float:
         raise ConfigError(
             why, field=name, value=text, allowed="a number with one of ms, s, m, h, d, as in 72h"
         )
-    return float(match[1]) * _TIME_UNITS.get(match[2], 0.0)
+    seconds = float(match[1]) * _TIME_UNITS.get(match[2], 0.0)
+    if not math.isfinite(seconds):
+        raise ConfigError("a time without end", field=name, value=text, allowed="a time, as in 72h")
+    return seconds
 
 
 def parse_count(text: str | int, *, name: str) -> int:

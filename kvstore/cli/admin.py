@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 
-from kvstore.cli.connect import add_directory_flag, add_remote_flags, connect, named
+from kvstore.cli.connect import add_directory_flag, add_remote_flags, connect, digits, named
 from kvstore.cli.output import add_json_flag, emit, table
 from kvstore.errors import InvalidArgument
 from kvstore.policy.registry import EVICTION_NAMES
@@ -30,7 +31,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     actions = policy.add_subparsers(title="actions", metavar="ACTION", required=True)
     _command(actions, "show", "every namespace with its policy", run_policy_show)
     change = _command(actions, "set", "change a policy; counts from the next request on", run_policy_set)
-    change.add_argument("namespace", help="its name")
+    change.add_argument("namespace", help="its name, or the beginning of its digest")
     change.add_argument("policy", help=f"one of {POLICY_NAMES}")
 
     eviction = _command(
@@ -46,11 +47,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     clear = _command(
         subparsers,
         "clear",
-        "forget a namespace, or only its window states; or a tenant, whose bytes are overwritten on the disk as well",
+        "empty a namespace, or only drop its window states; or forget a tenant, whose bytes are overwritten on the disk as well",
         run_clear,
     )
     what = clear.add_mutually_exclusive_group(required=True)
-    what.add_argument("--namespace", metavar="NAME", help="the namespace to clear")
+    what.add_argument(
+        "--namespace", metavar="NAME", help="the namespace to clear: its name, or the beginning of its digest"
+    )
     what.add_argument("--all", action="store_true", help="every namespace")
     what.add_argument(
         "--tenant",
@@ -119,11 +122,14 @@ def run_stats(args: argparse.Namespace) -> int:
 def run_policy_show(args: argparse.Namespace) -> int:
     with connect(args) as client:
         found = client.namespaces()
-    rows = [(ns.name, ns.profile_name, ns.policy, _share(ns), ns.digest.hex()[:16]) for ns in found]
+    names = Counter(ns.name for ns in found)
+    rows = [(ns.name, ns.profile_name, ns.policy, _share(ns), digits(ns)) for ns in found]
     emit(
         args,
         {
-            ns.name: {
+            # What several tenants call theirs is told apart by what `policy set` takes.
+            ns.name if names[ns.name] == 1 else digits(ns): {
+                "name": ns.name,
                 "profile": ns.profile_name,
                 "policy": ns.policy,
                 "states_share_tokens": ns.states_share_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
 import threading
 import time
@@ -45,20 +46,23 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     verify = subparsers.add_parser(
         "verify",
         help=about,
-        description=f"{about[0].upper()}{about[1:]}. With --socket in a running service, which then treats what is damaged as "
-        "a miss; with --dir on a directory that no service holds. Exit 1 when damage was found. Opening a directory mends what "
+        description=f"{about[0].upper()}{about[1:]}. Where a service runs on the directory it does so, and treats what is damaged "
+        "as a miss; else the directory is opened. Exit 1 when damage was found. Opening a directory mends what "
         "it can, as a start does: what is missing, cut off or rebuilt is told by the first look at it only.",
     )
     where = verify.add_mutually_exclusive_group()
-    where.add_argument("--dir", default=None, help="a directory that no service holds (or KVSTORE_DIR)")
+    where.add_argument("--dir", default=None, help="the store's directory (or KVSTORE_DIR)")
     where.add_argument(
-        "--socket", default=None, metavar="S", help="a running service's kvstore.sock, or its directory"
+        "--socket",
+        default=None,
+        metavar="S",
+        help="a running service's kvstore.sock, or its directory, where that is not --dir",
     )
     verify.add_argument(
         "--rate",
         default=None,
         metavar="SIZE",
-        help="bytes a second at most (default 100MiB with --socket, no limit with --dir)",
+        help="bytes a second at most (default 100MiB where a service runs, else no limit)",
     )
     add_json_flag(verify)
     verify.set_defaults(run=run_verify)
@@ -112,12 +116,14 @@ def run_verify(args: argparse.Namespace) -> int:
             "too slow to end", field="--rate", value=args.rate, allowed=f"{size_text(RATE_MIN)} or more"
         )
     directory = None if args.socket else _directory(args)
+    served: str | None = args.socket if directory is None else _served(directory)
     begun = time.monotonic()
     line = _Line()
     try:
-        if directory is None:
+        if directory is None or served is not None:
+            asked = served or ""
             outcome = stoppable(
-                lambda check: _followed(_verify_online(args.socket, rate, check), line),
+                lambda check: _followed(_verify_online(asked, rate, check), line),
                 leaves="nothing is left",
             )
         else:
@@ -139,7 +145,7 @@ def run_verify(args: argparse.Namespace) -> int:
             f"{table(rows[:SHOWN_DAMAGES], head=('segment', 'offset', 'key begins', 'what'))}\n"
             f"{f'and {len(rows) - SHOWN_DAMAGES} more' if len(rows) > SHOWN_DAMAGES else ''}\n{text}"
         )
-        if args.socket:
+        if served:
             text += "; each is a miss until the next start, and is found again when it is read after that"
     if outcome.missing_segments:
         text += "\nMISSING: the index knew them, and their files are gone with all records in them"
@@ -154,7 +160,7 @@ def run_verify(args: argparse.Namespace) -> int:
             "records": outcome.records,
             "bytes": outcome.bytes,
             "seconds": round(seconds, 3),
-            "quarantined": bool(args.socket and damages),
+            "quarantined": bool(served and damages),
             "lost": outcome.lost,
             "missing_segments": outcome.missing_segments,
             "damaged_segments": outcome.damaged_segments,
@@ -214,6 +220,15 @@ def _verify_offline(directory: Path, rate: int, line: _Line, check: Check) -> Ge
         yield outcome
 
 
+def _served(directory: Path) -> str | None:
+    """The socket of the service that runs on the directory; None where none does, or has its sockets elsewhere."""
+    path = directory / "kvstore.sock"
+    with socket.socket(socket.AF_UNIX) as tried, suppress(OSError):
+        tried.connect(str(path))
+        return str(path)
+    return None
+
+
 def _wait_until(moment: float, check: Check) -> None:
     """A moment of the monotonic clock."""
     pause = threading.Event()
@@ -222,11 +237,11 @@ def _wait_until(moment: float, check: Check) -> None:
         pause.wait(min(left, CHECK_SECONDS))
 
 
-def _verify_online(socket: str, rate: int, check: Check) -> Generator[Outcome, None, None]:
-    path = Path(socket)
+def _verify_online(where: str, rate: int, check: Check) -> Generator[Outcome, None, None]:
+    path = Path(where)
     path = path / "kvstore.sock" if path.is_dir() else path
     if not path.is_socket():
-        raise _nobody_listens(socket)
+        raise _nobody_listens(where)
     outcome = Outcome()
     is_done = False
     with grpc.insecure_channel(f"unix:{path.absolute()}") as channel:
@@ -242,16 +257,16 @@ def _verify_online(socket: str, rate: int, check: Check) -> Generator[Outcome, N
                 yield outcome
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE and not outcome.bytes_total:
-                raise _nobody_listens(socket) from error
+                raise _nobody_listens(where) from error
             raise translated(error, what="Verify") from error
     assert is_done, "a service says when it is done"
 
 
-def _nobody_listens(socket: str) -> ConfigError:
+def _nobody_listens(where: str) -> ConfigError:
     return ConfigError(
         "no service listens there",
         field="--socket",
-        value=socket,
+        value=where,
         allowed="kvstore.sock of a running service, or --dir for a directory that no service holds",
     )
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, one_line
 
 STDOUT = "-"
 
@@ -149,8 +149,9 @@ def _refused(path: str, option: str) -> Iterator[None]:
 
 
 def table(rows: Sequence[Sequence[object]], *, head: Sequence[str]) -> str:
-    """Columns as wide as their widest cell; numbers to the right."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    """Columns as wide as their widest cell; numbers to the right. No cell ends a line or says anything else to a terminal, whatever
+    a client has named what it is about."""
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(head), *cells]) for i in range(len(head))]
     right = [all(_is_number(row[i]) for row in cells) for i in range(len(head))]
 

@@ -260,7 +260,7 @@ class Core(LongWork):
         )
 
     def lease(self, lease_id: int, session: str, now_mono: float) -> Lease:
-        """Raises UnknownLease, saying whether it is unknown, of another session, or past its deadline."""
+        """Raises UnknownLease, saying whether it is past its deadline; another session's is one that is not there."""
         return self._live.leases.get(lease_id, session, now_mono)
 
     def renew(self, lease_id: int, session: str, now_mono: float) -> Lease:

@@ -150,18 +150,12 @@ class LeaseTable:
         return lease
 
     def get(self, lease_id: int, session: str, now: float) -> Lease:
-        """Raise UnknownLease, saying whether it is unknown, of another session, or past its deadline."""
+        """Raise UnknownLease, saying whether it is past its deadline. Another session's is refused as one that is not there: numbers
+        can be guessed, and whose they are is nobody's business."""
         lease = self._leases.get(lease_id)
-        if lease is None:
+        if lease is None or lease.session != session:
             raise UnknownLease(
-                "no such lease: never given here, released, or ended",
-                field="lease_id",
-                value=lease_id,
-                allowed="a lease that this session holds",
-            )
-        if lease.session != session:
-            raise UnknownLease(
-                "the lease is of another session",
+                "no such lease of this session: never given here, of another session, released, or ended",
                 field="lease_id",
                 value=lease_id,
                 allowed="a lease that this session holds",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, replace
 
@@ -28,9 +29,8 @@ MAX_NAME = 128
 KEYED_POLICY = "zero"
 """The only one of a keyed namespace, which has no states."""
 
-NAMES_PER_NAMESPACE = 4
-
-SECRET_FIELDS = frozenset({"tenant_salt"})
+NAMES_PER_NAMESPACE = 16
+"""So that nobody uses up what others could name theirs by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class StatesShare:
 
 
 class NamespaceTable:
-    """Namespaces by digest. Names are labels: each names one namespace, and a namespace may have several."""
+    """Namespaces by digest. Names are labels of a tenant's own: each names one namespace of it, and a namespace may have several."""
 
     def __init__(self, *, default_policy: str, most: int, share: StatesShare) -> None:
         self._default_policy = default_policy
@@ -106,7 +106,10 @@ class NamespaceTable:
         self._share = share
         self._by_digest: dict[NamespaceDigest, NamespaceInfo] = {}
         self._by_number: dict[int, NamespaceInfo] = {}
-        self._by_name: dict[str, NamespaceDigest] = {}
+        self._by_name: dict[tuple[str, str], NamespaceDigest] = {}
+        """By tenant and name: what others call theirs keeps nobody from a name, and is told nobody."""
+        self._names: Counter[NamespaceDigest] = Counter()
+        """How many each has."""
         self._numbers: dict[str, set[int]] = {}
         """Of each tenant's namespaces."""
 
@@ -120,7 +123,7 @@ class NamespaceTable:
         was here before the start, and keeps its policy whatever the share holds now.
 
         PolicyTooLarge when a new one's policy keeps more than the share holds.
-        GeometryMismatch when `name` is known with another identity: the first field that differs, both values.
+        GeometryMismatch when the tenant has `name` with another identity: the first field that differs, both values.
         """
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
             raise InvalidArgument(
@@ -130,19 +133,21 @@ class NamespaceTable:
                 allowed=f"1 to {MAX_NAME} printable characters",
             )
         digest = identity.digest()
-        named = self._by_name.get(name)
+        label = identity.tenant_salt, name
+        named = self._by_name.get(label)
         if named is not None and named != digest:
             self._refuse(name, self._by_digest[named].identity, identity)
         known = self._by_digest.get(digest)
         if known is not None:
-            if named is None and len(self._by_name) >= NAMES_PER_NAMESPACE * self._most:
-                raise LimitExceeded(
-                    "too many names of namespaces",
-                    field="names",
-                    value=len(self._by_name) + 1,
-                    allowed=f"{NAMES_PER_NAMESPACE * self._most}",
-                )
-            self._by_name[name] = digest
+            if named is None:
+                if self._names[digest] >= NAMES_PER_NAMESPACE:
+                    raise LimitExceeded(
+                        "too many names of one namespace",
+                        field="names",
+                        value=self._names[digest] + 1,
+                        allowed=f"{NAMES_PER_NAMESPACE}",
+                    )
+                self._call(label, digest)
             return known
         if len(self._by_digest) >= self._most:
             raise LimitExceeded(
@@ -157,9 +162,13 @@ class NamespaceTable:
         number = next(number for number in range(len(self._by_number) + 1) if number not in self._by_number)
         made = NamespaceInfo(digest, name, identity, chosen, number, figures_of(identity.profile))
         self._by_digest[digest] = self._by_number[number] = made
-        self._by_name[name] = digest
+        self._call(label, digest)
         self._numbers.setdefault(made.tenant, set()).add(number)
         return replace(made, is_new=True)
+
+    def _call(self, label: tuple[str, str], digest: NamespaceDigest) -> None:
+        self._by_name[label] = digest
+        self._names[digest] += 1
 
     def get(self, digest: bytes) -> NamespaceInfo:
         found = self._by_digest.get(NamespaceDigest(digest))
@@ -210,7 +219,8 @@ class NamespaceTable:
         self._numbers[info.tenant].remove(info.number)
         if not self._numbers[info.tenant]:
             del self._numbers[info.tenant]
-        self._by_name = {name: each for name, each in self._by_name.items() if each != info.digest}
+        self._by_name = {label: each for label, each in self._by_name.items() if each != info.digest}
+        del self._names[info.digest]
         return info
 
     def tenants(self) -> list[str]:
@@ -226,17 +236,13 @@ class NamespaceTable:
         return list(self._by_digest.values())
 
     def _refuse(self, name: str, known: NamespaceIdentity, given: NamespaceIdentity) -> None:
-        fields = list(zip(known.fields(), given.fields(), strict=True))
-        # Where it is another tenant's, nothing else of it is told.
-        fields.sort(key=lambda pair: pair[0][0] not in SECRET_FIELDS)
-        for (field, before), (_, value) in fields:
+        for (field, before), (_, value) in zip(known.fields(), given.fields(), strict=True):
             if before != value:
-                hidden = field in SECRET_FIELDS
                 raise GeometryMismatch(
                     f"namespace {name!r} was opened with another {field}",
                     field=field,
-                    value="(hidden)" if hidden else value.decode(),
-                    allowed="the one it was opened with" if hidden else before.decode() or "(none)",
+                    value=value.decode(),
+                    allowed=before.decode() or "(none)",
                 )
 
 

@@ -197,18 +197,11 @@ class ReservationTable:
                 self.hold(made, slot)
 
     def get(self, reservation_id: int, session: str) -> Reservation:
-        """Raise UnknownReservation, saying whether it is unknown or of another session."""
+        """Raise UnknownReservation, also for another session's, which is as one that is not there."""
         found = self._open.get(reservation_id)
-        if found is None:
+        if found is None or found.session != session:
             raise UnknownReservation(
-                "no such reservation: never made here, committed, given back, or past its deadline",
-                field="reservation_id",
-                value=reservation_id,
-                allowed="a reservation that this session holds",
-            )
-        if found.session != session:
-            raise UnknownReservation(
-                "the reservation is of another session",
+                "no such reservation of this session: never made here, of another session, committed, given back, or past its deadline",
                 field="reservation_id",
                 value=reservation_id,
                 allowed="a reservation that this session holds",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,13 @@ UNREAD_BATCHES_MAX = 2_000
 ANSWERS_MAX = 16
 """At once. Who asks when there are as many is told the end at once, and asks again."""
 
+_IPC = "ipc://"
+
 ANSWER_UNREAD_MAX = 64
 """Batches of an answer that lie on the way to its asker."""
+
+ANSWER_AT_ONCE = 64
+"""Batches of an answer that go in one turn, also to an asker that takes them as fast: a snapshot has thousands."""
 
 ANSWER_SECONDS_MAX = 30.0
 """How long an asker may take nothing."""
@@ -71,6 +77,8 @@ class Sender:
         self._pub: Any = None
         self._replay: Any = None
         self._answers: list[_Answer] = []
+        self._is_short = False
+        """Whether an answer was broken off in this turn, and not for want of room."""
 
     def open(self) -> None:
         """Listen. ConfigError where that cannot be."""
@@ -97,14 +105,16 @@ class Sender:
                 self._listen(self._replay, self._replay_endpoint, options, field="events_replay")
             self._ends = undo.pop_all()
 
-    def _listen(self, socket: Any, endpoint: str, options: dict[int, int], *, field: str) -> None:
+    def _listen(self, end: Any, endpoint: str, options: dict[int, int], *, field: str) -> None:
         zmq = self._zmq
         for option, value in options.items():
-            socket.setsockopt(option, value)
+            end.setsockopt(option, value)
         if "[" in endpoint:
-            socket.setsockopt(zmq.IPV6, 1)
+            end.setsockopt(zmq.IPV6, 1)
+        if endpoint.startswith(_IPC):
+            _check_path(Path(endpoint.removeprefix(_IPC)), field=field, endpoint=endpoint)
         try:
-            socket.bind(endpoint)
+            end.bind(endpoint)
         except zmq.ZMQError as error:
             raise ConfigError(
                 f"cannot listen: {error.strerror}",
@@ -112,9 +122,9 @@ class Sender:
                 value=endpoint,
                 allowed="a free address of this machine",
             ) from error
-        if endpoint.startswith("ipc://"):
-            Path(endpoint.removeprefix("ipc://")).chmod(0o600)
-        log.info("%s at %s", field.replace("_", " "), socket.getsockopt(zmq.LAST_ENDPOINT).decode())
+        if endpoint.startswith(_IPC):
+            Path(endpoint.removeprefix(_IPC)).chmod(0o600)
+        log.info("%s at %s", field.replace("_", " "), end.getsockopt(zmq.LAST_ENDPOINT).decode())
 
     def close(self) -> None:
         """What lies on the way to readers has half a second. Safe to call again."""
@@ -152,16 +162,22 @@ class Sender:
             begin = self.kept.begin_of_answer(asked)
             self._answers.append(_Answer(asker, asked, begin, self._monotonic()))
 
-    def answer(self) -> None:
-        """Send of each answer what its asker has room for now."""
+    def answer(self) -> bool:
+        """Send of each answer what its asker has room for now, ANSWER_AT_ONCE batches at most. Whether more of any may go at once."""
+        self._is_short = False
         self._answers = [answer for answer in self._answers if self._goes_on(answer)]
+        return self._is_short
 
     def _goes_on(self, answer: _Answer) -> bool:
         now = self._monotonic()
         if answer.at is None or (answer.at != self.kept.next and self.kept.get(answer.at) is None):
             # A snapshot may have been written meanwhile, or what came next may be kept no more.
             answer.at = self.kept.begin_of_answer(answer.asked if answer.at is None else answer.at)
+        last = None if answer.at is None else answer.at + ANSWER_AT_ONCE
         while answer.at is not None:
+            if answer.at == last:
+                self._is_short = True
+                break
             payload = self.kept.get(answer.at)
             if payload is None:
                 if self.kept.is_open:
@@ -187,6 +203,23 @@ class Sender:
             log.debug("an asker for events has gone: %s", error)
             return False
         return True
+
+
+def _check_path(path: Path, *, field: str, endpoint: str) -> None:
+    """ConfigError unless nothing is there, or a socket at which nobody listens any more: whatever is there is removed without a word
+    when ZMQ listens, a file as well as the socket of another who goes on listening to nobody."""
+    what = ""
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX) as tried, suppress(OSError):
+            tried.setblocking(False)
+            tried.connect(str(path))
+            what = "another process listens there"
+    elif path.is_symlink() or path.exists():
+        what = "something that is no socket has that name"
+    if what:
+        raise ConfigError(
+            f"cannot listen: {what}", field=field, value=endpoint, allowed="a path that is free"
+        )
 
 
 def check_sender(endpoint: str, replay: str, *, may_be_public: bool) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kvstore.memory.extent import GENERATION_BYTES, PAGE, Extent, Slot, whole_pages
+from kvstore.memory.lent import Lent
 
 EXTENT_BYTES = 64 << 20
 SLOTS_MIN = 4
@@ -65,6 +66,7 @@ class BlockCache:
         self._filling: dict[Key, Slot] = {}
         self._doomed: set[Slot] = set()
         """Begun, and forgotten before they were finished."""
+        self._lent = Lent()
         self._next_number = 1
         self._ticks = 0
         self.allocated_bytes = self.held_bytes = 0
@@ -106,17 +108,23 @@ class BlockCache:
         self.hits_total += len(slots)
         return slots
 
-    def begin(self, domain: str, key: Key, *, room_bytes: int) -> Slot | None:
+    def begin(self, domain: str, key: Key, *, room_bytes: int, for_writer: bool = False) -> Slot | None:
         """A slot of at least so many bytes to read it into, pinned, its generation odd. None where it is being read by
-        another or there is no room: what is pinned stays. `finish` or `abandon` it."""
+        another or there is no room: what is pinned stays. `finish` or `abandon` it. `for_writer`: nobody here says when that is; so
+        extents with such slots are only a part of what several domains, or sizes, share."""
         if key in self._filling or key in self._held:
             return None
         slot_bytes = whole_pages(max(room_bytes, 1))
         shelf = self._shelves.get((domain, slot_bytes)) or _Shelf(domain, slot_bytes)
         slot = self._take(shelf)
+        if slot is not None and for_writer and not self._may_lend(slot.extent):
+            self._free(slot)
+            slot = None
         if slot is None:
             self.refused_total += 1
             return None
+        if for_writer:
+            self._lent.take(slot)
         self._withdraw(shelf, slot.extent)
         slot.extent.step(slot.index)
         slot.pins = 1
@@ -131,6 +139,7 @@ class BlockCache:
         key = self._keys[slot]
         slot.begin, slot.length = begin, length
         slot.extent.step(slot.index)
+        self._lent.give_back(slot)
         del self._filling[key]
         if slot in self._doomed:
             self._doomed.remove(slot)
@@ -143,6 +152,7 @@ class BlockCache:
         """What was to lie there did not come. Nothing is written into it any more."""
         del self._filling[self._keys.pop(slot)]
         self._doomed.discard(slot)
+        self._lent.give_back(slot)
         slot.pins = 0
         slot.extent.pinned -= 1
         slot.extent.step(slot.index)
@@ -258,8 +268,13 @@ class BlockCache:
         assert self._spare_bytes == sum(shelf.spare_bytes for shelf in self._spare)
         idle = sum(len(shelf.idle) for shelf in self._shelves.values())
         assert idle == sum(slot.pins == 0 for slot in self._keys)
+        self._lent.check()
 
     # ---- inside -------------------------------------------------------------------------------------------------
+
+    def _may_lend(self, extent: Extent) -> bool:
+        # Where there is one shelf, its other slots serve everybody.
+        return len(self._shelves) == 1 or self._lent.allows(extent, self._budget)
 
     def _shelf(self, extent: Extent) -> _Shelf:
         return self._shelves[extent.domain, extent.slot_bytes]

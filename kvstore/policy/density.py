@@ -133,7 +133,11 @@ class DensityPolicy(LeafPolicy):
             if not heap or heap[0][0] != rank[1]:
                 continue
             entry = heapq.heappop(heap)
-            if entry not in survived and self._is_current(entry, number):
+            if not self._is_current(entry, number):
+                pass
+            elif entry in survived:
+                self._pass(entry, number)
+            else:
                 yield from self._shown(entry, number)
                 handle = entry[1]
                 if not self._here[handle]:

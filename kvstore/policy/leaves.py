@@ -50,10 +50,10 @@ class LeafPolicy(ABC):
         # (key, handle). An entry counts while the handle is here, in that queue, and has that key; what is out of date is
         # dropped when it comes up.
         self._heaps: list[list[Entry]] = [[] for _ in range(self.QUEUES)]
-        # What the last walk has shown and left here, as a set, and by queue: out of the heaps until another walk begins, so
+        # What the last walk has shown and left here, in all, and by queue: out of the heaps until another walk begins, so
         # that its next steps do not come upon it again.
         self._survived: set[Entry] = set()
-        self._passed: list[list[Entry]] = [[] for _ in range(self.QUEUES)]
+        self._passed: list[set[Entry]] = [set() for _ in range(self.QUEUES)]
 
     def __len__(self) -> int:
         return self._count
@@ -131,7 +131,10 @@ class LeafPolicy(ABC):
         while (number := self._next_queue()) is not None:
             entry = heapq.heappop(heaps[number])
             key, handle = entry
-            if entry in survived or not self._is_current(entry, number):
+            if not self._is_current(entry, number):
+                continue
+            if entry in survived:
+                self._pass(entry, number)
                 continue
             if not self._may_go(key):
                 heapq.heappush(heaps[number], entry)
@@ -154,7 +157,12 @@ class LeafPolicy(ABC):
                 heapq.heappush(self._heaps[number], entry)
         if self._here[handle]:
             self._survived.add(entry)
-            self._passed[number].append(entry)
+            self._pass(entry, number)
+
+    def _pass(self, entry: Entry, number: int) -> None:
+        """Out of its heap until another walk begins. It may have entered another queue since this one has shown it: where it is found
+        again is where it ranks."""
+        self._passed[number].add(entry)
 
     def _return_passed(self) -> None:
         """To the heaps. What has changed meanwhile has entered them anew; what it was is dropped when it comes up."""

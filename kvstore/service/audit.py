@@ -164,13 +164,16 @@ class AuditLog:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(self._file, flags, 0o600)
         try:
-            if os.fstat(descriptor).st_size + len(data) > self._bytes_max:
+            size = os.fstat(descriptor).st_size
+            if size + len(data) > self._bytes_max:
                 self._file.replace(self._file.with_name(f"{self._file.name}.1"))
                 fresh = os.open(self._file, flags, 0o600)
                 os.close(descriptor)
-                descriptor = fresh
+                descriptor, size = fresh, 0
             written = os.write(descriptor, data)
             if written < len(data):
+                # The next line would be one with what there is of this one, and neither could be read.
+                os.ftruncate(descriptor, size)
                 raise OSError(f"{written} of {len(data)} bytes were written")
             os.fdatasync(descriptor)
         finally:

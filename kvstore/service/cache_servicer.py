@@ -3,13 +3,15 @@
 # ruff: noqa: N802 -- the methods have the names of the wire contract
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import grpc.aio
 
 from kvstore.core import ReserveItem, ReserveOutcome
-from kvstore.errors import InvalidArgument, UnknownReservation
+from kvstore.errors import InvalidArgument, PolicyTooLarge, UnknownReservation
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.prefix.joined import JoinedKeys
 from kvstore.service import encode
@@ -33,6 +35,11 @@ from kvstore.types import BlockKey
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import cache_pb2_grpc
 
+log = logging.getLogger(__name__)
+
+TOLD_EVERY_SECONDS = 60.0
+"""Refused namespaces are logged no more often than this."""
+
 
 class CacheServicer(cache_pb2_grpc.CacheServicer):
     def __init__(self, engine: Engine) -> None:
@@ -44,6 +51,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._maps = MapCalls(engine)
         self._arenas = ArenaCalls(engine)
         self._sessions = SessionCalls(engine)
+        self._refused_told = -math.inf
 
     def _session(self, context: Context) -> Session:
         for key, value in context.invocation_metadata() or ():
@@ -65,8 +73,19 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         check_tenant_of_caller(self._engine, identity.tenant_salt)
         self._engine.tenants.begin(identity.tenant_salt)
         check_namespaces(self._engine, identity)
-        info = await self._engine.registry.open(request.name, identity, request.policy or None)
+        try:
+            info = await self._engine.registry.open(request.name, identity, request.policy or None)
+        except PolicyTooLarge as error:
+            self._tell_refused(request.name, error)
+            raise
         return encode.put_namespace(info, self._engine.core)
+
+    def _tell_refused(self, name: str, error: PolicyTooLarge) -> None:
+        """Whoever started the service chose the policy, or the disk, and is not who asks."""
+        now = self._engine.time.monotonic()
+        if now >= self._refused_told + TOLD_EVERY_SECONDS:
+            self._refused_told = now
+            log.warning("refused to open namespace %r: %s", name, error)
 
     @answering
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupReply:

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -35,11 +35,13 @@ SESSION_METHOD = "/kvstore.v1.Cache/Session"
 @dataclass(frozen=True, slots=True)
 class Caller:
     """`name`: for the audit log, never a secret. `tenants`: whose namespaces it may name, None for everybody's. `is_admin`: it may
-    call Admin, and has no part in the cache."""
+    call Admin, and has no part in the cache. `token`, `certificate`: by what it is known, a token's digest and a certificate's names."""
 
     name: str
     tenants: frozenset[str] | None = None
     is_admin: bool = False
+    token: bytes = field(default=b"", repr=False)
+    certificate: tuple[str, ...] = ()
 
     def may_use(self, tenant: str) -> bool:
         return self.tenants is None or tenant in self.tenants
@@ -74,18 +76,42 @@ class Access:
         """None for anything but one token that is good."""
         if len(shown) != 1:
             return None
+        # Both are looked through, so that the time does not say which of them has it.
         number = self.tokens.found(shown[0])
-        by_admin = None if self.admin is None else self.admin.found(shown[0])
-        if by_admin is not None:
-            return Caller(f"admin token {by_admin + 1}", frozenset(), is_admin=True)
-        return None if number is None else self.callers[number]
+        return self._of(number, None if self.admin is None else self.admin.found(shown[0]))
 
     def by_certificate(self, names: Sequence[str]) -> Caller | None:
         """None where it names nobody that may do anything."""
         if self.named is None:
-            return Caller(f"certificate {names[0] if names else '(without a name)'}")
+            shown = f"certificate {names[0] if names else '(without a name)'}"
+            return Caller(shown, certificate=tuple(names))
         found = [self.named[name] for name in names if name in self.named]
-        return None if not found else _joined(found)
+        return None if not found else replace(_joined(found), certificate=tuple(names))
+
+    def is_good(self, caller: Caller) -> bool:
+        """Whether who was let in as this caller would be let in now, for the same tenants."""
+        if self.is_open:
+            return True
+        token = certificate = None
+        if caller.token:
+            admin = None if self.admin is None else self.admin.known(caller.token)
+            token = self._of(self.tokens.known(caller.token), admin)
+        if token is None and (caller.token or self.needs_token):
+            return False
+        if self.has_certificates:
+            certificate = self.by_certificate(caller.certificate)
+            if certificate is None:
+                return False
+        now = both(token, certificate)
+        return now is not None and (now.tenants, now.is_admin) == (caller.tenants, caller.is_admin)
+
+    def _of(self, number: int | None, admin: int | None) -> Caller | None:
+        """Of the token with this number, or of the one for Admin."""
+        if admin is not None:
+            assert self.admin is not None
+            digest = self.admin.digest(admin)
+            return Caller(f"admin token {admin + 1}", frozenset(), is_admin=True, token=digest)
+        return None if number is None else replace(self.callers[number], token=self.tokens.digest(number))
 
 
 def _joined(callers: Sequence[Caller]) -> Caller:
@@ -99,13 +125,16 @@ def _joined(callers: Sequence[Caller]) -> Caller:
 
 def both(token: Caller | None, certificate: Caller | None) -> Caller | None:
     """Whose namespaces both are good for; a token for Admin is not narrowed by a certificate."""
-    if token is None or certificate is None or token.is_admin:
+    if token is None or certificate is None:
         return token or certificate
+    if token.is_admin:
+        return replace(token, certificate=certificate.certificate)
     if token.tenants is None or certificate.tenants is None:
         tenants = certificate.tenants if token.tenants is None else token.tenants
     else:
         tenants = token.tenants & certificate.tenants
-    return Caller(f"{token.name}, {certificate.name}", tenants)
+    name = f"{token.name}, {certificate.name}"
+    return Caller(name, tenants, token=token.token, certificate=certificate.certificate)
 
 
 def names_of(context: Context) -> list[str]:

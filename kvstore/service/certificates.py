@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.errors import ConfigError
+from kvstore.handshake import KeyIsLocked, no_password, why_refused
 
 PEM_BYTES_MAX = 1 << 20
-_STEPS_MAX = 20
-_REASONS = {9: "is not valid yet", 10: "has expired"}
-"""OpenSSL's own numbers of what a check of a chain finds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +20,16 @@ class Pair:
     key: bytes
 
 
-def read_pair(cert_file: str, key_file: str) -> Pair:
+def read_pair(cert_file: str, key_file: str, *, known: Pair | None = None) -> Pair:
     """ConfigError where a file cannot be read, the two do not belong together, or a client would refuse the certificate for
-    its dates or its purpose. Whether a client trusts who issued it, and for which name, is not known here."""
+    its dates or its purpose. Whether a client trusts who issued it, and for which name, is not known here. `known`: a pair that is
+    in use already, and is taken for what it is."""
     pair = Pair(_read(cert_file, "tls_cert"), _read(key_file, "tls_key"))
-    _shake_hands(_server_side(cert_file, key_file), _client_side(cert_file), cert_file)
+    if pair == known:
+        return pair
+    why = why_refused(_server_side(cert_file, key_file), _client_side(cert_file), subject="the certificate")
+    if why:
+        raise ConfigError(why, field="tls_cert", value=cert_file, allowed="one that clients can accept")
     return pair
 
 
@@ -53,19 +56,11 @@ def _read(file: str, field: str) -> bytes:
     return data
 
 
-class _Locked(Exception):
-    """The key wants a password."""
-
-
-def _no_password() -> str:
-    raise _Locked
-
-
 def _server_side(cert_file: str, key_file: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(cert_file, key_file, password=_no_password)
-    except _Locked as error:
+        context.load_cert_chain(cert_file, key_file, password=no_password)
+    except KeyIsLocked as error:
         raise ConfigError(
             "the key is locked with a password", field="tls_key", value=key_file, allowed="a key without one"
         ) from error
@@ -90,37 +85,3 @@ def _client_side(cert_file: str) -> ssl.SSLContext:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cert_file)
     return context
-
-
-def _shake_hands(server_side: ssl.SSLContext, client_side: ssl.SSLContext, cert_file: str) -> None:
-    """In memory. ConfigError where the client refuses."""
-    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = server_side.wrap_bio(up, down, server_side=True)
-    client = client_side.wrap_bio(down, up)
-    try:
-        for _ in range(_STEPS_MAX):
-            if all([_is_done(client), _is_done(server)]):
-                return
-    except ssl.SSLCertVerificationError as error:
-        what = _REASONS.get(error.verify_code, f"would be refused: {error.verify_message}")
-        raise ConfigError(
-            f"the certificate {what}",
-            field="tls_cert",
-            value=cert_file,
-            allowed="one that clients can accept",
-        ) from error
-    except ssl.SSLError as error:
-        raise ConfigError(
-            f"no connection can be made with the certificate: {error.reason}",
-            field="tls_cert",
-            value=cert_file,
-        ) from error
-    raise ConfigError("no connection can be made with the certificate", field="tls_cert", value=cert_file)
-
-
-def _is_done(side: ssl.SSLObject) -> bool:
-    try:
-        side.do_handshake()
-    except ssl.SSLWantReadError:
-        return False
-    return True

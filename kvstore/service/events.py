@@ -92,7 +92,8 @@ class Publisher:
         while changes := self._journal.take(ITEMS_AT_ONCE):
             self._tell(changes)
             await asyncio.sleep(0)
-        self.sender.answer()
+        while self.sender.answer():
+            await asyncio.sleep(0)
 
     async def finish(self) -> None:
         """Tell what has changed last. What is lost is not shown anew: the next start does."""

@@ -38,6 +38,7 @@ from kvstore.service.logs import log_to_stderr
 from kvstore.service.metrics import MetricsPage, split_address, split_hosts
 from kvstore.service.opening import STOP_SIGNALS, StartStopped, keep_stop_signals_away, open_store
 from kvstore.service.pins import Pins
+from kvstore.service.ports import check_ports
 from kvstore.service.process import (
     Places,
     allow_descriptors,
@@ -55,6 +56,7 @@ from kvstore.service.registry import Registry
 from kvstore.service.reloading import Began, Reloading, begin
 from kvstore.service.spans import spans_to
 from kvstore.service.statuspage import status
+from kvstore.service.tcp import Trust
 from kvstore.service.timekeeping import ServiceTime
 from kvstore.service.upkeep import Upkeep
 from kvstore.service.writer import Writer
@@ -155,6 +157,7 @@ async def run_service(
     spans = spans_to(config.otlp)
     began, tcp = begin(config)
     check_events(config)
+    check_ports(config, directory)
     segment_bytes = segment_bytes_for(config.disk, config.segment or None)
     has_signals = stop is None
     stop = _stop_event() if stop is None else stop
@@ -257,7 +260,7 @@ class _Service:
     ) -> None:
         config = self._config
         engine = self._engine(writer_thread, reader_threads, copier_threads)
-        reloading = Reloading(config, self._began, lambda trust: engine.tenants.adopt(trust.tenants))
+        reloading = Reloading(config, self._began, partial(_adopt, engine))
         engine.reloading = reloading
         async with AsyncExitStack() as ends:
             engine.audit = self._audit(engine)
@@ -444,6 +447,14 @@ class _Service:
             self._places.session_socket.name,
         )
         _warn_of_losses(recovery)
+
+
+def _adopt(engine: Engine, trust: Trust) -> None:
+    """What the files of trust say counts from now on, for sessions that are open too."""
+    engine.tenants.adopt(trust.tenants)
+    ended = engine.sessions.close_where(lambda caller: not trust.access.is_good(caller))
+    if ended:
+        log.warning("ended %d sessions of tokens, or certificates, that are not good any more", ended)
 
 
 def _warn_of_losses(recovery: Recovery) -> None:

@@ -148,6 +148,12 @@ class Sessions:
         """Hang up on those whose connection is a call, so that none is left that others would wait for."""
         self._close([session for session in self._open.values() if not session.takes_memory])
 
+    def close_where(self, gone: Callable[[Caller], bool]) -> int:
+        """Hang up on those that were let in over TCP by who is not let in any more; how many."""
+        ended = [each for each in self._open.values() if each.caller is not LOCAL and gone(each.caller)]
+        self._close(ended)
+        return len(ended)
+
     def _close(self, sessions: Iterable[Session]) -> None:
         for session in sessions:
             session.hang_up()

@@ -58,13 +58,14 @@ class TcpEnd:
         return ", ".join(parts)
 
 
-def read_trust(config: ServiceConfig) -> Trust:
-    """All files as they are now. ConfigError for what cannot be read, is wrong, or does not go together."""
+def read_trust(config: ServiceConfig, *, known: Pair | None = None) -> Trust:
+    """All files as they are now. ConfigError for what cannot be read, is wrong, or does not go together. `known`: as read_pair has
+    it: a certificate that expires while it is in use must not keep a token from being taken away."""
     tenants = read_tenants(config.tenants) if config.tenants else NO_TENANTS_FILE
     if not config.listen:
         return Trust(tenants=tenants)
     return Trust(
-        read_pair(config.tls_cert, config.tls_key) if config.tls_cert else None,
+        read_pair(config.tls_cert, config.tls_key, known=known) if config.tls_cert else None,
         read_client_ca(config.tls_client_ca) if config.tls_client_ca else None,
         _access(config, tenants),
         tenants,
@@ -111,14 +112,15 @@ def _access(config: ServiceConfig, tenants: TenantsFile) -> Access:
     )
 
 
-def tcp_end(config: ServiceConfig) -> TcpEnd | None:
-    """None where nothing is to be on TCP. ConfigError for what is unsafe, cannot be read, or does not go together."""
+def tcp_end(config: ServiceConfig, *, known: Pair | None = None) -> TcpEnd | None:
+    """None where nothing is to be on TCP. ConfigError for what is unsafe, cannot be read, or does not go together. `known`: as
+    read_trust has it."""
     if not config.listen:
         _refuse_leftovers(config)
         return None
     host, port = split_address(config.listen, field="listen")
     _check_encryption(config)
-    trust = read_trust(config)
+    trust = read_trust(config, known=known)
     _check_tokens(config, trust)
     return TcpEnd(host, port, trust)
 

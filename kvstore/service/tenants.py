@@ -3,6 +3,7 @@ refused by name and line where it is wrong."""
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -49,7 +50,8 @@ def parse_tenants(text: str, *, file: str) -> TenantsFile:
     """ConfigError names what is wrong and its line, and never shows a token."""
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, or brackets as deep, are no syntax errors to the parser.
         raise ConfigError(f"not TOML: {error}", field="tenants", value=file) from error
     return _Reading(file, text).file_of(found)
 
@@ -129,7 +131,8 @@ class _Reading:
 
     def _table(self, value: Any, key: str, *, table: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise self._wrong("not a table", key, value, f"[{key}] with keys of its own", table)
+            # What stands there may be a list of tables, or of tokens.
+            raise self._wrong("not a table", key, "(not shown)", f"[{key}] with keys of its own", table)
         return value
 
     def _known(
@@ -168,7 +171,8 @@ def _plain(key: str) -> str:
 def _parse_rate(value: Any, *, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError("not a number", field=name, value=value)
-    return float(value)
+    # A whole number may have more digits than a float has room for.
+    return float(value) if value <= RATE_MAX else math.inf
 
 
 def _parse_byte_rate(value: Any, *, name: str) -> float:

@@ -45,9 +45,17 @@ class Tokens:
         """The number of the token that a metadata value, as it came, shows; None for one that is not good."""
         shown = authorization if isinstance(authorization, bytes) else authorization.encode()
         scheme = SCHEME.encode()
-        digest = hashlib.sha256(shown[len(scheme) :]).digest()
+        number = self.known(hashlib.sha256(shown[len(scheme) :]).digest())
+        return number if shown[: len(scheme)].lower() == scheme.lower() else None
+
+    def known(self, digest: bytes) -> int | None:
+        """The number of the token with this digest; None for one that is not good."""
         same = [hmac.compare_digest(digest, known) for known in self._digests]
-        return same.index(True) if any(same) and shown[: len(scheme)].lower() == scheme.lower() else None
+        return same.index(True) if any(same) else None
+
+    def digest(self, number: int) -> bytes:
+        """Of the token with this number."""
+        return self._digests[number]
 
 
 def is_token(token: str) -> bool:

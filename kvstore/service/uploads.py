@@ -173,7 +173,7 @@ class Uploads:
         if self._memory is None or upload.shown_in is None:
             return None
         place = accepted_place(upload.reservation_id, index, length)
-        return self._memory.begin(upload.shown_in, place, room_bytes=record_span(length))
+        return self._memory.begin(upload.shown_in, place, room_bytes=record_span(length), for_writer=True)
 
     def finish(self, upload: Upload, arrived: Mapping[int, Incoming]) -> None:
         """All items of a Write call have arrived and have their checksums. Raises as `start` where another call was

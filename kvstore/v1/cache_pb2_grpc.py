@@ -139,7 +139,7 @@ class CacheServicer(object):
 
     def OpenNamespace(self, request, context):
         """Make a namespace known, or confirm that it is known with the same identity. Durable when answered.
-        GEOMETRY_MISMATCH when the name is known with another identity or geometry.
+        GEOMETRY_MISMATCH when the tenant has that name with another identity or geometry: a name is its tenant's own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

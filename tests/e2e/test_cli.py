@@ -43,6 +43,26 @@ def _refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         assert word in done.stderr
 
 
+def test_a_name_that_several_tenants_have_is_told_apart_by_the_digest(service: ServiceProcess) -> None:
+    where = ("--dir", str(service.directory))
+    with CacheClient(service.directory, owner="test") as client:
+        opened = [
+            client.open_namespace(
+                NamespaceIdentity(get_profile("tiny"), "w", "n", tenant_salt=tenant), name="chat"
+            )
+            for tenant in ("a", "b")
+        ]
+    first, second = (each.digest.hex()[:16] for each in opened)
+    _refused(kvstore("policy", "set", "chat", "zero", *where), "several tenants", first, second)
+    assert kvstore("policy", "set", second, "zero", *where).returncode == 0
+    shown = json.loads(kvstore("policy", "show", *where, "--json").stdout)
+    assert {key: (each["name"], each["policy"]) for key, each in shown.items()} == {
+        first: ("chat", "endpoints"),
+        second: ("chat", "zero"),
+    }
+    assert kvstore("clear", "--namespace", first, *where).returncode == 0
+
+
 def test_stats_policy_clear_and_drain_answer_in_text_and_json(
     service: ServiceProcess, tmp_path: Path
 ) -> None:

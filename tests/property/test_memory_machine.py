@@ -35,11 +35,11 @@ class Machine(RuleBasedStateMachine):
         self.begun: list[tuple[Slot, str, Key]] = []
         self.places = 0
 
-    @rule(domain=st.sampled_from(DOMAINS), size=st.sampled_from(SIZES))
-    def begin(self, domain: str, size: int) -> None:
+    @rule(domain=st.sampled_from(DOMAINS), size=st.sampled_from(SIZES), for_writer=st.booleans())
+    def begin(self, domain: str, size: int, for_writer: bool) -> None:
         self.places += 1
         key = (1, self.places, size)
-        slot = self.cache.begin(domain, key, room_bytes=size + 100)
+        slot = self.cache.begin(domain, key, room_bytes=size + 100, for_writer=for_writer)
         if slot is not None:
             assert slot.generation % 2 == 1
             assert self.cache.begin(domain, key, room_bytes=size + 100) is None

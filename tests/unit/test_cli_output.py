@@ -16,6 +16,7 @@ from kvstore.bench.restart import BAR_BLOCKS, Start
 from kvstore.chaos.base import Outcome
 from kvstore.cli import bench, bench_speed, chaos
 from kvstore.cli.main import build_parser, main
+from kvstore.cli.output import table
 
 COMMAND = (sys.executable, "-m", "kvstore.cli.main")
 
@@ -30,6 +31,16 @@ def _shell(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=60,
     )
+
+
+def test_no_cell_of_a_table_says_anything_to_a_terminal() -> None:
+    text = table(
+        [("x\x1b[2J\nroot  9", 1), ("\N{RIGHT-TO-LEFT OVERRIDE}y", 2), ("名", 3)], head=("tenant", "held")
+    )
+    lines = text.split("\n")
+    assert len(lines) == 5
+    assert all(line.isprintable() for line in lines)
+    assert "名" in lines[4]
 
 
 # ---- the file ----------------------------------------------------------------------------------------------

@@ -51,6 +51,43 @@ def extents_of(slots: Sequence[Slot]) -> list[Extent]:
     return list(dict.fromkeys(slot.extent for slot in slots))
 
 
+# ---- what writers fill -----------------------------------------------------------------------------------------------
+
+
+def begun(cache: BlockCache, domain: str, sizes: Sequence[int]) -> list[Slot]:
+    """Slots that a writer has begun and does not fill, one of each size."""
+    slots = [
+        cache.begin(domain, (900 + ord(domain), number, size), room_bytes=size, for_writer=True)
+        for number, size in enumerate(sizes)
+    ]
+    cache.check()
+    return [slot for slot in slots if slot is not None]
+
+
+def test_a_few_slots_that_a_writer_begins_do_not_keep_all_of_the_cache_from_others() -> None:
+    cache = BlockCache(16 * 16 * PAGE, extent_bytes=16 * PAGE)
+    put(cache, "a", 16 * 15)
+    sizes = [pages * PAGE for pages in (1, 2, 3)]
+    slots = [slot for domain in "bcdefg" for slot in begun(cache, domain, sizes)]
+    assert 4 <= len(slots) <= 8, "each keeps an extent, and half of all is for those that end when we say so"
+    put(cache, "a", 16 * 15)
+    assert in_memory(cache, "a", 16 * 15) >= 15 * 7
+    for slot in slots[::2]:
+        cache.abandon(slot)
+    for slot in slots[1::2]:
+        cache.finish(slot, begin=0, length=PAGE)
+        cache.unpin([slot])
+    cache.check()
+    put(cache, "a", 16 * 15)
+    assert in_memory(cache, "a", 16 * 15) >= 15 * 15
+    assert len(begun(cache, "b", [PAGE])) == 1
+
+
+def test_a_writer_that_is_alone_has_all_of_the_cache() -> None:
+    cache = BlockCache(16 * 16 * PAGE, extent_bytes=16 * PAGE)
+    assert len(begun(cache, "a", [PAGE] * 1000)) == 16 * 15
+
+
 # ---- what sessions have ---------------------------------------------------------------------------------------------
 
 

@@ -131,3 +131,19 @@ def test_a_core_evicts_and_expires_in_the_order_that_it_is_given() -> None:
     assert [each.item.key for each in gone] == [first[0]]
     assert [each.item.key for each in rig.core.expire_blocks(rig.clock.wall() + 10)] == [second[1], second[0]]
     rig.core.check_integrity()
+
+
+def test_a_handle_that_left_and_came_again_within_a_request_is_found_where_it_ranks_now() -> None:
+    density = make_policy("density")
+    density.on_request(np.array([], np.int32), 100.0)
+    for handle in (0, 1):
+        density.on_insert(handle, tag=handle)
+    walk = density.victims()
+    assert {next(walk), next(walk)} == {0, 1}
+    walk.close()
+    # It is known by its tag, so that its class is another one, and its key may be the one that it had.
+    density.on_remove(0, tag=0)
+    density.on_insert(0, tag=0)
+    list(density.victims(1))
+    density.check_integrity()
+    assert sorted(density.victims()) == [0, 1]

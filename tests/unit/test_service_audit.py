@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,3 +102,27 @@ def test_what_is_no_request_is_said_to_be_none() -> None:
 @pytest.mark.parametrize(("budget", "size"), [(4 << 20, 64 << 10), (64 << 20, 256 << 10), (1 << 40, 1 << 20)])
 def test_a_small_disk_budget_has_a_small_log(budget: int, size: int) -> None:
     assert bytes_for(budget) == size
+
+
+@contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """No file of this process grows past `size` bytes, as on a disk that is full there."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_disk_that_is_full_in_the_middle_of_a_line_spoils_no_other_line(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "audit.log")
+    await rig.call("Clear", pb.ClearRequest())
+    rig.log._thread.submit(lambda: None).result()
+    with files_end_at(rig.file.stat().st_size + 20):
+        await rig.call("Drain", pb.DrainRequest())
+        rig.log._thread.submit(lambda: None).result()
+    await rig.call("SetPolicy", pb.SetPolicyRequest(policy="zero"))
+    await rig.log.close()
+    assert [line["call"] for line in rig.lines()] == ["Clear", "SetPolicy"]
+    assert rig.counts["audit_failed_total"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -262,6 +263,54 @@ def test_an_address_in_use_is_refused_by_name(folder: Path) -> None:
         sender = Sender(folder, events=f"tcp://127.0.0.1:{port}")
         with pytest.raises(ConfigError, match=f"events=tcp://127.0.0.1:{port}"):
             sender.publisher.open()
+
+
+def test_a_file_is_not_removed_for_a_socket_and_a_socket_that_somebody_has_is_not_taken(folder: Path) -> None:
+    file = folder / "important"
+    file.write_text("what is in it")
+    with pytest.raises(ConfigError, match="no socket has that name"):
+        Sender(folder, events=f"ipc://{file}").publisher.open()
+    assert file.read_text() == "what is in it"
+    first = Sender(folder)
+    first.publisher.open()
+    try:
+        with pytest.raises(ConfigError, match="another process listens there"):
+            Sender(folder).publisher.open()
+    finally:
+        first.publisher.close()
+    with socket.socket(socket.AF_UNIX) as left:
+        # As a kill leaves it.
+        left.bind(str(folder / "left"))
+    again = Sender(folder, events=f"ipc://{folder / 'left'}")
+    again.publisher.open()
+    again.publisher.close()
+
+
+def test_a_long_answer_goes_in_turns_also_to_who_takes_it_as_fast(folder: Path) -> None:
+    sender = Sender(folder).publisher.sender
+    sender.open()
+    try:
+        sender.kept.begin_snapshot()
+        for _ in range(3000):
+            sender.kept.add(b"x")
+        sender.kept.end_snapshot()
+        with zmq.Context() as context, context.socket(zmq.DEALER) as asker:
+            asker.setsockopt(zmq.RCVHWM, 0)
+            asker.connect(f"ipc://{folder / 'again'}")
+            asker.send_multipart([b"", (0).to_bytes(8, "big")])
+            turns = [0]
+            while not sender.counts["answers"]:
+                sender.hear()
+                sender.answer()
+                while asker.poll(0):
+                    asker.recv_multipart()
+                    turns[-1] += 1
+                turns.append(0)
+            # What one turn sends may come in the next one.
+            assert max(turns) <= 2 * sending.ANSWER_AT_ONCE
+            assert sum(turns) >= 3000 - 2 * sending.ANSWER_AT_ONCE
+    finally:
+        sender.close()
 
 
 @pytest.mark.parametrize(

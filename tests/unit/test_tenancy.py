@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -121,3 +122,40 @@ def test_a_token_for_administration_has_no_part_in_the_cache() -> None:
     assert not common.is_admin
     assert access.by_token(["Bearer neither"]) is None
     assert access.by_token(["Bearer a-common-token-of-all"] * 2) is None
+
+
+def access_of(*tokens: str, tenants: str = "a", admin: str = "an-admin-token-alone", **more: Any) -> Access:
+    callers = [Caller(f"token of {tenants}", frozenset(tenants)) for _ in tokens]
+    return Access(Tokens(tokens), callers, admin=Tokens([admin]), **more)
+
+
+def test_who_was_let_in_is_good_for_as_long_as_he_would_be_let_in_for_the_same_tenants() -> None:
+    before = access_of("a-token-of-mine-first", "a-token-of-mine-second")
+    first = before.by_token(["Bearer a-token-of-mine-first"])
+    admin = before.by_token(["Bearer an-admin-token-alone"])
+    assert first is not None
+    assert admin is not None
+    assert "first" not in repr(first)
+    for access, good in (
+        (before, (True, True)),
+        # Its number may be another one.
+        (access_of("a-token-that-is-new-here", "a-token-of-mine-first"), (True, True)),
+        (access_of("a-token-of-mine-second"), (False, True)),
+        (access_of("a-token-of-mine-first", tenants="ab"), (False, True)),
+        (access_of("a-token-of-mine-first", admin="another-admin-token"), (True, False)),
+        (access_of("an-admin-token-alone", admin="another-admin-token"), (False, False)),
+    ):
+        assert (access.is_good(first), access.is_good(admin)) == good
+
+
+def test_a_certificate_is_good_while_its_names_are_good_for_the_same_tenants() -> None:
+    def access(**named: str) -> Access:
+        callers = {name: Caller(f"certificate {name}", frozenset(of)) for name, of in named.items()}
+        return Access(named=callers, has_certificates=True, needs_token=False)
+
+    caller = access(c="a", d="b").by_certificate(["x", "c"])
+    assert caller is not None
+    assert access(c="a").is_good(caller)
+    assert not access(c="ab").is_good(caller)
+    assert not access(d="a").is_good(caller)
+    assert not access_of("a-token-of-mine-first").is_good(caller), "where a token is needed it has none"

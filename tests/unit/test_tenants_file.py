@@ -73,6 +73,10 @@ def test_tokens_and_certificates_are_good_for_the_tenants_that_name_them() -> No
         ('[tenant."a\\u0000b"]\nquota = 1\n', "not a tenant's name; tenant of the-file=a\\x00b"),
         (f"[tenant.{'a' * 300}]\n", "not a tenant's name"),
         ('[tenant.""]\n', "not a tenant's name"),
+        (f"[tenant.a]\nquota = {'1' * 5000}\n", "not TOML"),
+        (f"[tenant.a]\nquota = '{'9' * 400}'\n", "not a size in the-file, line 2"),
+        (f"[tenant.a]\ncalls_per_second = {'9' * 400}\n", "out of range in the-file, line 2"),
+        (f"[tenant.a]\ntokens = {'[' * 5000}\n", "not TOML"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name_and_line(text: str, words: str) -> None:
@@ -80,6 +84,23 @@ def test_what_is_wrong_is_refused_by_name_and_line(text: str, words: str) -> Non
         parse_tenants(text, file="the-file")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[tenant]]\ntokens = ['a-token-of-acme-alone']\n",
+        "[[tenant.a]]\ntokens = ['a-token-of-acme-alone']\n",
+        "[tenant]\na = ['a-token-of-acme-alone']\n",
+        "default = 'a-token-of-acme-alone'\n",
+        "[tenant.a]\ntokens = 'a-token-of-acme-alone'\n",
+        "[tenant.a]\ntoken = 'a-token-of-acme-alone'\n",
+    ],
+)
+def test_no_refusal_shows_a_token(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_tenants(text, file="the-file")
+    assert "acme-alone" not in str(caught.value)
 
 
 def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:

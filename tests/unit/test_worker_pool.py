@@ -381,6 +381,48 @@ def test_an_errand_waits_for_one_to_come_back_for_as_long_as_its_patience(make: 
         bench.worker(errand).__enter__()
 
 
+def test_workers_that_are_still_starting_are_waited_for_and_not_once_one_has_been_there(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make(2, start_seconds=20.0)
+
+    def all_away(errand: Errand) -> list[Member]:
+        members = []
+        for _ in range(2):
+            with bench.worker(errand) as member:
+                bench.away(member, Ending.ABSENT, errand)
+                members.append(member)
+        return members
+
+    errand = bench.errand(patience=0.0)
+    _, second = all_away(errand)
+    waiting = bench.waits(errand, bench.caller(), lambda member: None)
+    bench.clock.advance(1.0)
+    second.away_until = 0.0
+    bench.look()
+    waiting.result(SECONDS)
+    bench.pool.well(second)
+    errand = bench.errand(patience=0.0)
+    all_away(errand)
+    with pytest.raises(Unavailable, match="no decode worker could do it"):
+        bench.worker(errand).__enter__()
+
+
+def test_workers_that_never_come_are_a_refusal_once_they_should_have_started(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make(1, start_seconds=20.0)
+    errand = bench.errand(patience=0.0)
+    for _ in range(10):
+        with bench.worker(errand) as member:
+            bench.away(member, Ending.ABSENT, errand)
+        bench.clock.advance(AWAY_SECONDS_MAX)
+    with bench.worker(errand) as member:
+        bench.away(member, Ending.ABSENT, errand)
+    with pytest.raises(Unavailable, match="no decode worker could do it"):
+        bench.worker(errand).__enter__()
+
+
 def test_a_worker_that_is_only_busy_is_waited_for_and_not_given_up(make: Callable[..., Bench]) -> None:
     bench = make(2)
     errand = bench.errand(patience=0.0)

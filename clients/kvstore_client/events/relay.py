@@ -89,7 +89,8 @@ class Relay:
         self._sender.hear()
         if self._sender.wants_snapshot:
             self._snapshot()
-        self._sender.answer()
+        while self._sender.answer():
+            pass
 
     def _passed_on(self, events: Iterable[Event]) -> list[Event]:
         told: list[Event] = []

@@ -20,10 +20,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """queue: new requests that may wait for a worker, each for at most queue_seconds."""
+    """queue: new requests that may wait for a worker, each for at most queue_seconds. start_seconds: how long after the pool's own
+    start workers that nobody has met yet may still be starting, and are waited for."""
 
     queue: int = 32
     queue_seconds: float = 30.0
+    start_seconds: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +74,8 @@ class Pool:
         self._line: list[object] = []
         self._familiar = Familiar()
         self._turn = 0
+        self._starting_until = clock.monotonic() + limits.start_seconds
+        """Until one of them has done something."""
 
     def __str__(self) -> str:
         return ", ".join(member.peer.address for member in self._members)
@@ -134,6 +138,7 @@ class Pool:
         with self._changed:
             if member.why is not None:
                 log.warning("the %s is back", member.peer)
+            self._starting_until = 0.0
             self._return(member)
 
     # ---- the line ----------------------------------------------------------------------------------------------
@@ -209,7 +214,7 @@ class Pool:
             )
         if self._all_away():
             errand.away_since = now if errand.away_since is None else errand.away_since
-            patience = errand.away_since + errand.patience - now
+            patience = max(errand.away_since + errand.patience, self._starting_until) - now
             if patience > 0:
                 left.append(patience)
             elif is_head or errand.patience:

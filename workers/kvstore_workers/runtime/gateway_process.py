@@ -17,6 +17,9 @@ from kvstore_workers.runtime.pool import Rule
 from kvstore_workers.runtime.room import Room
 from kvstore_workers.runtime.server import DRAIN_SECONDS, Server, serve_until_told
 
+START_SECONDS = 30.0
+"""Workers that are started with the gateway load their weights meanwhile, and the first requests wait for them."""
+
 WORKERS_MAX = 64
 """Of each role."""
 
@@ -66,5 +69,7 @@ def _pool(role: str, addresses: Sequence[str], options: GatewayOptions, ending: 
             raise ConfigError("the same worker twice", field=name, value=path, allowed="each address once")
     peers = [Peer(role, f"unix:{path}", ending.enter_context(open_channel(path))) for path in paths]
     rule = Rule(per_worker=options.per_worker, slack=options.slack)
-    limits = Limits(queue=options.queue, queue_seconds=options.queue_seconds)
+    # Decode workers do what is left, so that only they are waited for.
+    start_seconds = START_SECONDS if role == "decode" else 0.0
+    limits = Limits(queue=options.queue, queue_seconds=options.queue_seconds, start_seconds=start_seconds)
     return Pool(role, peers, rule=rule, limits=limits, clock=SystemClock())
