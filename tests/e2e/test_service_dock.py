@@ -230,6 +230,31 @@ def test_nothing_is_written_once_its_owner_has_shut_it(
     os.close(own)
 
 
+def test_calls_that_are_cancelled_write_no_more_once_the_byte_is_taken_and_hold_nothing(
+    raw: Raw, pool: tuple[int, mmap.mmap]
+) -> None:
+    chain = stored(raw, raw.open("cancelled", profile="flash-slim"), 8)
+    length = chain.namespace.block_bytes
+    lease = leased(raw, chain)
+    for turn in range(12):
+        lock = LOCK + turn
+        lend(raw, pool[0], SIZE, lock=lock)
+        own = os.open(f"/proc/self/fd/{pool[0]}", os.O_RDWR)
+        request = pb.FetchDockRequest(lease_id=lease, offset=[index * length for index in range(8)])
+        call = raw.cache.FetchDock(request, metadata=raw.metadata)
+        if turn % 3:
+            next(call)
+        call.cancel()
+        wait_for(lambda own=own, lock=lock: lock_byte(own, lock, alone=True))  # type: ignore[misc]
+        pool[1][:] = b"\xee" * SIZE
+        raw.stats()
+        assert set(pool[1][:]) == {0xEE}
+        os.close(own)
+    wait_for(lambda: raw.stats()["fetching_bytes"] == 0)
+    lend(raw, pool[0], SIZE, lock=1)
+    assert all(fetch(raw, lease, [index * length for index in range(8)]).length)
+
+
 def test_what_is_damaged_is_missing_and_the_rest_comes(
     raw: Raw, namespace: pb.Namespace, pool: tuple[int, mmap.mmap]
 ) -> None:
