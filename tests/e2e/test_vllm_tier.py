@@ -131,6 +131,19 @@ def test_what_one_engine_computed_another_loads(
         assert counts(second)["rows_loaded"] == 16
 
 
+def test_who_does_not_lend_its_pool_has_its_rows_copied(tier_module: Any, service: ServiceProcess) -> None:
+    asked = request("not lent", 4)
+    with CacheClient(service.directory, owner="admin") as admin:
+        before = admin.stats()
+        for expected in (0, 4):
+            with engine(tier_module, service.directory, pool="a file", pool_file=False) as scheduler:
+                assert scheduler.run(asked, computed) == expected
+                scheduler.settle()
+        after = admin.stats()
+    for name in ("dock_written_bytes_total", "dock_fetched_bytes_total"):
+        assert after[name] == before[name]
+
+
 def test_engines_that_differ_in_what_bytes_depend_on_share_nothing(
     tier_module: Any, service: ServiceProcess
 ) -> None:
