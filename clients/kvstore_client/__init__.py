@@ -4,6 +4,7 @@ from kvstore.prefix.opaque import OpaqueKey
 from kvstore.types import Durability
 from kvstore_client.address import InProcessAddress
 from kvstore_client.client import CacheClient, Contained, Lookup
+from kvstore_client.dock import Dock
 from kvstore_client.flight import Flight
 from kvstore_client.handoff import HandoffTake
 from kvstore_client.keyed import KeyedStore
@@ -39,6 +40,7 @@ __all__ = [
     "Costs",
     "Coverage",
     "Deadlines",
+    "Dock",
     "DroppedStates",
     "Durability",
     "Eviction",

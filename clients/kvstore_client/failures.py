@@ -38,7 +38,7 @@ def translated(error: grpc.RpcError, *, what: str) -> KvstoreError:
             text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
             return ALL_ERRORS.get(text, KvstoreError)(details)
     code = call.code()
-    if code is grpc.StatusCode.UNIMPLEMENTED and what in ("Map", "OpenArena"):
+    if code is grpc.StatusCode.UNIMPLEMENTED and what in ("Map", "OpenArena", "OpenDock"):
         # A service from before it could share memory gives all the rest.
         return MemoryUnavailable(f"{what} failed: {details}")
     return _BY_STATUS.get(code, KvstoreError)(f"{what} failed: {code.name.lower()}: {details}")

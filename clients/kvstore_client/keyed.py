@@ -10,6 +10,7 @@ from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.prefix.opaque import OpaqueKey, store_key
 from kvstore.types import BlockKey, BytesLike, ItemKind
 from kvstore_client.client import CacheClient
+from kvstore_client.dock import Dock
 from kvstore_client.values import ReserveItem, ReserveOutcome
 
 KEYS_PER_CALL = 256
@@ -25,7 +26,11 @@ class KeyedStore:
     the client's do.
     """
 
-    def __init__(self, client: CacheClient, identity: NamespaceIdentity, *, name: str) -> None:
+    def __init__(
+        self, client: CacheClient, identity: NamespaceIdentity, *, name: str, dock: Dock | None = None
+    ) -> None:
+        """`dock`: memory that the service may read from and write to by itself, for what is stored from there and loaded to there.
+        It stays the caller's."""
         if not identity.profile.is_keyed:
             raise InvalidArgument(
                 "opaque keys need a keyed namespace",
@@ -36,6 +41,7 @@ class KeyedStore:
         self._client = client
         self._identity = identity
         self._name = name
+        self._dock = dock
         self.digest = identity.digest()
         self.payload_bytes = identity.profile.block_bytes
         self._opened = False
@@ -62,7 +68,8 @@ class KeyedStore:
         its writer's checksum; where not, it is a miss, and what the target holds is undefined.
 
         What is found is used now and protected while it is read. Raises as CacheClient.map: targets are undefined then. Nothing
-        is written to a target after this has returned or raised.
+        is written to a target after this has returned or raised; where the service itself writes to them, it may come later than its
+        deadlines for that (see Lease.fetch_into).
         """
         names = self._names([key for key, _ in targets])
 
@@ -119,6 +126,13 @@ class KeyedStore:
         got = list(found.held)
         held = [at for at, is_held in enumerate(got) if is_held]
         with found.lease as lease:
+            into = [memoryview(targets[at]) for at in held]
+            has_room = all(target.nbytes >= self.payload_bytes for target in into)
+            landed = lease.fetch_into(self._dock, into) if self._dock is not None and has_room else None
+            if landed is not None:
+                for at, is_here in zip(held, landed, strict=True):
+                    got[at] = is_here
+                return got
             items = lease.map(first_block=0, block_count=len(held), state=False, verify=True)
             for at, item in zip(held, items, strict=True):
                 got[at] = item.copy_to(targets[at])
@@ -134,7 +148,7 @@ class KeyedStore:
             for name in names
         ]
         with self._client.reserve(self.digest, items) as reservation:
-            reservation.write({at: payloads[names[at]] for at in reservation.granted})
+            reservation.write({at: payloads[names[at]] for at in reservation.granted}, dock=self._dock)
             committed = reservation.commit()
         left_out = set(committed.left_out)
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from types import TracebackType
 from typing import Self
@@ -13,7 +13,9 @@ from kvstore.profile.base import Profile
 from kvstore.profile.layout import SLICES_MAX, layer_slices
 from kvstore.types import StateSource
 from kvstore.v1 import cache_pb2 as pb
+from kvstore_client.dock import Dock
 from kvstore_client.fetching import Fetching
+from kvstore_client.landing import checked, lend
 from kvstore_client.link import Connection, Link
 from kvstore_client.link_base import ConnectionBase, LinkBase
 from kvstore_client.map_runs import Gap, Mapping
@@ -188,6 +190,34 @@ class Lease(Protection):
     def _fetched(self, gap: Gap, wanted: Whole, *, verify: bool) -> Generator[MappedItem, None, None]:
         part, first = gap.part_of(wanted)
         return _private_items(self._fetch(part, verify=verify), first, gap.begin, gap.end)
+
+    def fetch_into(self, dock: Dock, targets: Sequence[memoryview]) -> list[bool] | None:
+        """Let the service write the lease's first blocks to these places, each of which lies in the dock. Whether what lies there now
+        is the block's, with its writer's checksum. None where the service has not this dock; nothing has been asked for then.
+
+        Raises as `fetch`. Nothing is written to a target after this has returned or raised, though the service may have been
+        given up: then it is waited for until it has ended writing, or has ended, or the client is closed.
+        """
+        memory = self._connection.session.memory
+        places = [dock.place_of(target) for target in targets]
+        if memory is None or None in places:
+            return None
+        lock = memory.dock.lock_of(dock, lambda each, byte: lend(self._link, self._connection, each, byte))
+        if lock is None:
+            return None
+        timeout = self._seconds_for(Whole(0, len(targets), ()))
+        request = pb.FetchDockRequest(
+            lease_id=self.id, offset=[place for place in places if place is not None]
+        )
+        try:
+            replies = self._link.stream(self._connection, "FetchDock", request, timeout=timeout)
+            with closing(replies):
+                return checked(replies, targets)
+        except BaseException:
+            # Who has said nothing may be writing still; who has, is not, and loses nothing by this but time.
+            memory.dock.refuse()
+            dock.shut(lock, lambda: self._link.is_closed)
+            raise
 
     def fetch_slices(
         self, *, first_block: int, block_count: int, state: bool, slices: int, verify: bool

@@ -120,6 +120,10 @@ class Link(LinkBase):
                 else None
             )
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def drop(self, connection: Connection) -> None:
         """Give up `connection`: what its session held is given back by the service."""
         with self._lock:

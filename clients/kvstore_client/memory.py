@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from kvstore.errors import Unavailable
 from kvstore_client.arena import SessionArena
+from kvstore_client.dock import SessionDock
 
 LINE_BYTES_MAX = 4096
 EXTENTS_MAX = 65_536
@@ -55,11 +56,12 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """`is_arena`: memory to write to."""
+    """`is_arena`: memory to write to. `is_way`: no memory, but a way to hand over a dock's descriptor by."""
 
     number: int
     size: int
     is_arena: bool = False
+    is_way: bool = False
 
 
 class Memory:
@@ -73,6 +75,7 @@ class Memory:
         self.refused = False
         """Whether this session is to have everything by Fetch."""
         self.arena = SessionArena()
+        self.dock = SessionDock()
         self._connection = connection
         self._lock = threading.Lock()
         self._rest = b""
@@ -80,6 +83,7 @@ class Memory:
         self._extents: dict[int, Extent] = {}
         self._arena: tuple[int, memoryview | None] | None = None
         """Its number and its pages; None where this process could not map them."""
+        self._way: tuple[int, socket.socket] | None = None
         self._unmapped: set[int] = set()
         """Numbers of those that were given, and that this process has no room for."""
         self._wrong = ""
@@ -120,6 +124,22 @@ class Memory:
             value=number,
         )
 
+    def take_way(self, number: int) -> socket.socket | None:
+        """The way to hand over that dock's descriptor by, which is the caller's to close; None where it was lost. Unavailable where
+        the service has not given it."""
+        alive = self.read()
+        with self._lock:
+            if self._way is not None and self._way[0] == number:
+                way, self._way = self._way[1], None
+                return way
+            if not alive:
+                raise Unavailable(
+                    f"the session has ended: {self._wrong or 'the service has closed it'}",
+                    field="dock",
+                    value=number,
+                )
+        return None
+
     def read(self) -> bool:
         """Take in what the service has said so far. False once the session has ended."""
         with self._lock:
@@ -154,6 +174,10 @@ class Memory:
         self._extents = {}
         self._arena = None
         self.arena.close()
+        self.dock.close()
+        way, self._way = self._way, None
+        if way is not None:
+            way[1].close()
         self._close_descriptors()
 
     # ---- inside, under the lock -----------------------------------------------------------------------------
@@ -188,6 +212,9 @@ class Memory:
         if given.is_arena:
             self._take_arena(given, descriptor)
             return
+        if given.is_way:
+            self._take_way(given, descriptor)
+            return
         self._check_new(given)
         if descriptor is None:
             self._unmapped.add(given.number)
@@ -215,6 +242,14 @@ class Memory:
             with suppress(OSError):
                 pages = _mapped(descriptor, given.size, writable=True)
         self._arena = given.number, pages
+
+    def _take_way(self, given: Given, descriptor: int | None) -> None:
+        if self._way is not None:
+            self._way[1].close()
+            self._way = None
+        if descriptor is not None:
+            with suppress(OSError):
+                self._way = given.number, socket.socket(fileno=os.dup(descriptor))
 
     def _check_new(self, given: Given) -> None:
         if given.number in self._extents or given.number in self._unmapped:
@@ -255,6 +290,8 @@ def parse_line(line: bytes) -> Given:
             return Given(number, size)
         case {"arena": number, "bytes": size} if len(said) == 2 and _is_number(number) and _is_size(size):
             return Given(number, size, is_arena=True)
+        case {"dock": number} if len(said) == 1 and _is_number(number):
+            return Given(number, 0, is_way=True)
     raise wrong
 
 

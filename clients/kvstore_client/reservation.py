@@ -13,6 +13,7 @@ from kvstore.errors import (
 )
 from kvstore.types import BytesLike, Durability
 from kvstore.v1 import cache_pb2 as pb
+from kvstore_client.dock import Dock
 from kvstore_client.link import Connection, Link
 from kvstore_client.link_base import ConnectionBase
 from kvstore_client.values import Committed, ReserveItem, ReserveOutcome
@@ -93,15 +94,16 @@ class Reservation(Claim):
         self._check_open()
         return self._bytes.buffer(index, self._lengths[index])
 
-    def write(self, payloads: Mapping[int, BytesLike]) -> None:
-        """Hand over the bytes of granted items, by their place in the reserve call. May be called again for others. Through
-        shared memory where the service gives some, and else through the socket."""
+    def write(self, payloads: Mapping[int, BytesLike], *, dock: Dock | None = None) -> None:
+        """Hand over the bytes of granted items, by their place in the reserve call. May be called again for others. What lies in
+        `dock` the service takes from there, where it has it; the rest goes through shared memory where the service gives some, and
+        else through the socket."""
         for index, payload in payloads.items():
             self._check_payload(index, payload)
         if not payloads:
             return
         self._check_open()
-        self._bytes.write(payloads)
+        self._bytes.write(payloads, dock)
 
     def commit(self, durability: Durability = Durability.DURABLE) -> Committed:
         """Make what was written durable with its ancestors, and then visible; what was not written is given back. ACCEPTED: return

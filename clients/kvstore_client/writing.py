@@ -6,9 +6,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from kvstore.errors import MemoryUnavailable
 from kvstore.types import BytesLike
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.arena import ARENA_WRITE_BYTES_MIN, Arena, Room
+from kvstore_client.dock import Dock
+from kvstore_client.landing import lend
 from kvstore_client.link import Begun, Connection, Link
 from kvstore_client.write_messages import Items, size_of, write_frames, write_item, write_seconds
 
@@ -47,14 +50,22 @@ class Bytes:
             self._lent[index] = room
         return room.view
 
-    def write(self, payloads: Mapping[int, BytesLike]) -> None:
+    def write(self, payloads: Mapping[int, BytesLike], dock: Dock | None = None) -> None:
         """All of them have arrived, or it raises."""
         items = sorted(payloads.items(), key=lambda pair: pair[0])
+        places = self._places(items, dock)
         in_place = [(index, payload) for index, payload in items if self._is_lent(index, payload)]
-        others = [(index, payload) for index, payload in items if not self._is_lent(index, payload)]
+        others = [
+            (index, payload)
+            for index, payload in items
+            if index not in places and not self._is_lent(index, payload)
+        ]
         arena = self._arena() if size_of(others) >= ARENA_WRITE_BYTES_MIN else None
         rounds: deque[_Round] = deque()
         try:
+            for part in _parts([item for item in items if item[0] in places], ROUND_BYTES):
+                self._end_down_to(ROUNDS - 1, rounds)
+                rounds.append(self._begin_in_dock(part, places))
             for lent in _parts(in_place, ROUND_BYTES):
                 self._end_down_to(ROUNDS - 1, rounds)
                 rounds.append(self._begin_in_place(lent))
@@ -109,6 +120,31 @@ class Bytes:
             del self._lent[index]
         return begun
 
+    def _places(self, items: Items, dock: Dock | None) -> dict[int, int]:
+        """Of those items that lie in the dock: where; none of them where the service has it not."""
+        memory = self._connection.session.memory
+        if memory is None or dock is None:
+            return {}
+        found = {
+            index: dock.place_of(payload)
+            for index, payload in items
+            if isinstance(payload, (memoryview, bytearray)) and memoryview(payload).nbytes
+        }
+        places = {index: place for index, place in found.items() if place is not None}
+        if not places:
+            return {}
+        lock = memory.dock.lock_of(dock, lambda each, byte: lend(self._link, self._connection, each, byte))
+        return {} if lock is None else places
+
+    def _begin_in_dock(self, items: Items, places: Mapping[int, int]) -> _Round:
+        """Of what the service takes from where it lies. Should it be late, it reads what does not have its checksum any more."""
+        request = pb.WriteDockRequest(
+            reservation_id=self._id,
+            items=[write_item(index, payload) for index, payload in items],
+            offset=[places[index] for index, _ in items],
+        )
+        return self._begin(request, [])
+
     def _begin_copied(self, arena: Arena, items: Items, rounds: deque[_Round]) -> bool:
         """Copy items to the arena and begin their call. False where it has no room for them though none is waiting there
         for this writer: others have it, and are not waited for."""
@@ -134,10 +170,11 @@ class Bytes:
             raise
         return True
 
-    def _begin(self, request: pb.WriteArenaRequest, rooms: list[Room]) -> _Round:
+    def _begin(self, request: pb.WriteArenaRequest | pb.WriteDockRequest, rooms: list[Room]) -> _Round:
         size = sum(item.length for item in request.items)
+        name = "WriteDock" if isinstance(request, pb.WriteDockRequest) else "WriteArena"
         call = self._link.begin(
-            self._connection, "WriteArena", request, timeout=write_seconds(self._link.deadlines, size)
+            self._connection, name, request, timeout=write_seconds(self._link.deadlines, size)
         )
         return _Round(call, rooms)
 
@@ -148,7 +185,13 @@ class Bytes:
     def _end(self, rounds: deque[_Round]) -> None:
         """The first of them has been taken."""
         first = rounds[0]
-        first.call.result()
+        try:
+            first.call.result()
+        except MemoryUnavailable:
+            # Only a dock is lost in the middle: its file has shrunk, say. Other ways are there for the next ones.
+            if self._connection.session.memory is not None:
+                self._connection.session.memory.dock.refuse()
+            raise
         rounds.popleft()
         _give_back(first.rooms)
 

@@ -18,7 +18,7 @@ _COUNT_MAX = 1 << 30
 class TierSettings:
     """address: of the service, a directory or `tcp://host:port`; token_file, ca, insecure, cert, key as CacheClient takes them. revision,
     salt: see kvstore_vllm.identity. owner: this engine's name in the service's log. enable_kv_events: tell the engine's
-    subscribers what was stored.
+    subscribers what was stored. pool_file: let a service on this machine read and write the pool's file by itself.
 
     lookup_seconds: how long a request waits for the service to say what it holds; after that it is a miss. lookup_keys: keys
     that may be known at once. load_rows, store_rows: rows that may wait to be loaded and stored; past them a load fails,
@@ -36,6 +36,7 @@ class TierSettings:
     salt: str = ""
     owner: str = "vllm"
     enable_kv_events: bool = False
+    pool_file: bool = True
     lookup_seconds: float = 1.0
     lookup_keys: int = 65_536
     load_rows: int = 16_384

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
 
 from kvstore.clock import SystemClock
-from kvstore_client import CacheClient, Deadlines, KeyedStore
+from kvstore_client import CacheClient, Deadlines, Dock, KeyedStore
+from kvstore_client.address import LocalAddress
 from kvstore_vllm.compat import (
     JobResult,
     Locality,
@@ -65,9 +66,12 @@ class KvstoreTier(SecondaryTierManager):
         deadlines = Deadlines(
             connect=half, lookup=half, control=CONTROL_SECONDS, fetch=MOVE_SECONDS, write=MOVE_SECONDS
         )
-        client = CacheClient(settings.where(), owner=settings.owner, deadlines=deadlines)
+        where = settings.where()
+        client = CacheClient(where, owner=settings.owner, deadlines=deadlines)
+        is_lent = settings.pool_file and isinstance(where, LocalAddress)
+        self._dock = Dock.behind(primary_kv_view.cast("B")) if is_lent else None
         self._tier = RowTier(
-            KeyedStore(client, identity, name=name_of(identity)),
+            KeyedStore(client, identity, name=name_of(identity), dock=self._dock),
             primary_kv_view,
             row_bytes=row_bytes,
             settings=settings,
@@ -138,6 +142,8 @@ class KvstoreTier(SecondaryTierManager):
 
     def shutdown(self) -> None:
         self._tier.shutdown()
+        if self._dock is not None:
+            self._dock.close()
 
     # ---- seen from outside ----------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from kvstore.memory.arena import Arena, Arenas, copy_bytes
 from kvstore.memory.cache import BlockCache
+from kvstore.memory.dock import Dock, Docks
 from kvstore.memory.extent import Extent, Slot, why_not_mapped
 
-__all__ = ["Arena", "Arenas", "BlockCache", "Extent", "Slot", "copy_bytes", "why_not_mapped"]
+__all__ = ["Arena", "Arenas", "BlockCache", "Dock", "Docks", "Extent", "Slot", "copy_bytes", "why_not_mapped"]

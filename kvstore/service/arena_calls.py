@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import Protocol, TypeVar
 
 from kvstore.errors import InvalidArgument, MemoryUnavailable
 from kvstore.memory import Arena
@@ -24,12 +25,34 @@ ITEMS_AT_ONCE = 64
 """Small ones are copied in the event loop's thread, a frame's worth of them: less than a millisecond."""
 
 Piece = tuple[Incoming, int, Sequence[int]]
-"""An item, where its bytes lie in the arena, and where they may be cut."""
+"""An item, where its bytes lie in the source, and where they may be cut."""
+
+
+class Source(Protocol):
+    """Memory of a session's own: its arena, or its dock. What lies there may change at any moment."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    def copy(self, offset: int, target: memoryview) -> None:
+        """`len(target)` bytes from there, all within it. Any thread."""
+
+
+S = TypeVar("S", bound=Source)
+S_contra = TypeVar("S_contra", bound=Source, contravariant=True)
+
+
+class Borrowed(Protocol[S_contra]):
+    """The sources of all sessions: one stays until it is given back as often as it was borrowed."""
+
+    def borrow(self, source: S_contra, /) -> None: ...
+    def give_back(self, source: S_contra, /) -> None: ...
 
 
 class ArenaCalls:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._items = ItemsInMemory(engine)
         self._is_short = False
         """Whether it has been said that this system has no memory for arenas."""
 
@@ -76,16 +99,46 @@ class ArenaCalls:
             raise InvalidArgument(
                 "the session has no arena", field="arena", value="none", allowed="an OpenArena before"
             )
-        # For all of the call: there are turns for others in it, and the session may end.
-        engine.arenas.borrow(arena)
-        try:
-            return await self._written(request, arena, engine.uploads.get(request.reservation_id, session.id))
-        finally:
-            engine.arenas.give_back(arena)
+        reply = await self._items.write(request, session, arena, engine.arenas, is_quick=True)
+        engine.counts["arena_written_bytes_total"] += reply.bytes
+        return reply
 
-    async def _written(self, request: pb.WriteArenaRequest, arena: Arena, upload: Upload) -> pb.WriteReply:
+
+class ItemsInMemory:
+    """Items of a reservation whose bytes lie in memory of their session's own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def write(
+        self,
+        request: pb.WriteArenaRequest | pb.WriteDockRequest,
+        session: Session,
+        source: S,
+        sources: Borrowed[S],
+        *,
+        is_quick: bool,
+    ) -> pb.WriteReply:
+        """Copy them and look at the copies. `is_quick`: copying keeps nobody waiting, so that little of it is done at once."""
+        # For all of the call: there are turns for others in it, and the session may end.
+        sources.borrow(source)
+        try:
+            upload = self._engine.uploads.get(request.reservation_id, session.id)
+            return await self._written(request, source, sources, upload, is_quick=is_quick)
+        finally:
+            sources.give_back(source)
+
+    async def _written(
+        self,
+        request: pb.WriteArenaRequest | pb.WriteDockRequest,
+        source: S,
+        sources: Borrowed[S],
+        upload: Upload,
+        *,
+        is_quick: bool,
+    ) -> pb.WriteReply:
         engine = self._engine
-        await _check_places(request, arena.bytes)
+        await _check_places(request, source.bytes)
         pieces: dict[int, Piece] = {}
         taken = 0
         left: list[Incoming] = []
@@ -98,24 +151,22 @@ class ArenaCalls:
                     left.append(incoming)
                     taken += incoming.length
                     pieces[item.item] = incoming, request.offset[number], upload.slices(item.item)
-            if taken <= FRAME_BYTES and len(pieces) <= ITEMS_AT_ONCE:
-                _copy(arena, pieces.values())
+            if is_quick and taken <= FRAME_BYTES and len(pieces) <= ITEMS_AT_ONCE:
+                _copy(source, pieces.values())
             else:
-                job = self._copying(arena, list(pieces.values()))
+                job = self._copying(source, sources, list(pieces.values()))
                 await asyncio.wrap_future(job)
             engine.uploads.finish(upload, {index: piece[0] for index, piece in pieces.items()})
             left = []
         finally:
             self._after(job, partial(engine.uploads.drop, upload, left))
-        engine.counts["arena_written_bytes_total"] += taken
         return pb.WriteReply(items=len(pieces), bytes=taken)
 
-    def _copying(self, arena: Arena, pieces: list[Piece]) -> Future[None]:
-        """All of them are copied out of the arena and summed up when it is over."""
-        arenas = self._engine.arenas
-        job = self._engine.threads.submit(_copy, arena, pieces)
-        arenas.borrow(arena)
-        self._after(job, partial(arenas.give_back, arena))
+    def _copying(self, source: S, sources: Borrowed[S], pieces: list[Piece]) -> Future[None]:
+        """All of them are copied out of the source and summed up when it is over."""
+        sources.borrow(source)
+        job = self._engine.threads.submit(_copy, source, pieces)
+        self._after(job, partial(sources.give_back, source))
         # One that is cancelled before its turn stays in the queue until then, without what it was to fill.
         self._after(job, pieces.clear)
         return job
@@ -130,19 +181,19 @@ class ArenaCalls:
         job.add_done_callback(lambda _: loop.call_soon_threadsafe(call))
 
 
-def _copy(arena: Arena, pieces: Iterable[Piece]) -> None:
+def _copy(source: Source, pieces: Iterable[Piece]) -> None:
     """DamagedBytes where what was copied does not have its checksum."""
     for incoming, offset, slices in pieces:
-        incoming.fill(_from(arena, offset), slices)
+        incoming.fill(_from(source, offset), slices)
         incoming.check()
 
 
-def _from(arena: Arena, offset: int) -> Callable[[memoryview], None]:
-    return lambda target: arena.copy(offset, target)
+def _from(source: Source, offset: int) -> Callable[[memoryview], None]:
+    return lambda target: source.copy(offset, target)
 
 
-async def _check_places(request: pb.WriteArenaRequest, size: int) -> None:
-    """InvalidArgument unless each item lies within an arena of `size` bytes, and is named once."""
+async def _check_places(request: pb.WriteArenaRequest | pb.WriteDockRequest, size: int) -> None:
+    """InvalidArgument unless each item lies within the source's `size` bytes, and is named once."""
     if len(request.offset) != len(request.items):
         raise InvalidArgument(
             "each item lies somewhere",
@@ -156,7 +207,7 @@ async def _check_places(request: pb.WriteArenaRequest, size: int) -> None:
         offset = request.offset[number]
         if item.length > size or offset > size - item.length:
             raise InvalidArgument(
-                f"items[{number}] does not lie in the arena",
+                f"items[{number}] does not lie in the session's memory",
                 field=f"offset[{number}]",
                 value=f"{offset} with {item.length} bytes",
                 allowed=f"within {size} bytes",

@@ -18,6 +18,7 @@ from kvstore.service import encode
 from kvstore.service.arena_calls import ArenaCalls
 from kvstore.service.callers import current_caller
 from kvstore.service.delivery import send_head
+from kvstore.service.dock_calls import DockCalls
 from kvstore.service.engine import NO_SESSION, Engine
 from kvstore.service.fetch_calls import FetchCalls
 from kvstore.service.frames import Incoming, Receiver
@@ -50,6 +51,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._fetches = FetchCalls(engine)
         self._maps = MapCalls(engine)
         self._arenas = ArenaCalls(engine)
+        self._docks = DockCalls(engine)
         self._sessions = SessionCalls(engine)
         self._refused_told = -math.inf
 
@@ -208,6 +210,24 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def WriteArena(self, request: pb.WriteArenaRequest, context: Context) -> pb.WriteReply:
         with self._engine.activity.transfer():
             return await self._arenas.write(request, self._session(context))
+
+    @answering
+    async def OpenDock(self, request: pb.OpenDockRequest, context: Context) -> pb.OpenDockReply:
+        return self._docks.open(self._session(context))
+
+    @answering
+    async def TakeDock(self, request: pb.TakeDockRequest, context: Context) -> pb.TakeDockReply:
+        return self._docks.take(request, self._session(context))
+
+    @answering
+    async def WriteDock(self, request: pb.WriteDockRequest, context: Context) -> pb.WriteReply:
+        with self._engine.activity.transfer():
+            return await self._docks.write(request, self._session(context))
+
+    @answering
+    async def FetchDock(self, request: pb.FetchDockRequest, context: Context) -> None:
+        with self._engine.activity.transfer():
+            await self._docks.fetch(request, self._session(context), context)
 
     async def _next_frame(
         self, context: Context, session: Session, seconds: float, upload: Upload | None = None

@@ -30,7 +30,7 @@ from kvstore.core import (
 )
 from kvstore.core.flights import FlightTable
 from kvstore.errors import Draining, KvstoreError, LimitExceeded, Unavailable, UnknownSession
-from kvstore.memory import Arenas
+from kvstore.memory import Arenas, Docks
 from kvstore.plan.base import Costs, RestorePlan
 from kvstore.pool.handoffs import HandoffTable
 from kvstore.prefix.joined import JoinedKeys
@@ -103,6 +103,7 @@ class Engine:
         self.pins = pins
         self.threads = threads
         self.arenas = Arenas(config.arenas_bytes)
+        self.docks = Docks()
         self.rates = Rates(reader.rate)
         self.time = time
         self.staging = Staging(config.staging_bytes)
@@ -389,6 +390,7 @@ class Engine:
         if self.reader.memory is not None:
             self.reader.memory.take_back(session.extents)
         self.arenas.end(session.id)
+        self.docks.end(session.id)
         self.activity.note()
 
     async def expire(self) -> None:

@@ -30,7 +30,7 @@ class InProcessService:
 
     kvstore_client.InProcessAddress(service) is the address for clients, of threads and of tasks. What they send and get are
     the message objects themselves: whoever changes one after it was sent changes what the other end sees, and no limit on a
-    message's size holds. Map and OpenArena are refused as MemoryUnavailable, since a session without a socket has no way
+    message's size holds. Map, OpenArena and OpenDock are refused as MemoryUnavailable, since a session without a socket has no way
     for descriptors; clients fetch then.
 
     What would be for others, as `config.listen`, is refused: nothing is on a socket but the metrics page, if asked for. The

@@ -173,14 +173,15 @@ class Reader:
         *,
         part: Part | None = None,
         in_memory: bool = False,
+        limit_bytes: int | None = None,
     ) -> AsyncGenerator[Sequence[Read], None]:
         """The items in their order, in batches, one read ahead; `items` is asked for no more than that. `part`: these
-        bytes of each payload instead of all. `in_memory`: what memory has no room for is not read, and has no payload. A
-        batch's payloads are good until the next one is asked for: the memory is used again. Who stops early closes the
-        iterator (`aclosing`)."""
+        bytes of each payload instead of all. `in_memory`: what memory has no room for is not read, and has no payload.
+        `limit_bytes`: of one batch from the disk, where it is not to be what is usual. A batch's payloads are good until the
+        next one is asked for: the memory is used again. Who stops early closes the iterator (`aclosing`)."""
         asked = _Asked(sources, part, in_memory)
-        limit_bytes = MAPPED_BATCH_BYTES if in_memory else BATCH_BYTES
-        batches = self._cut(items, sources, part, limit_bytes=limit_bytes)
+        limit = limit_bytes or (MAPPED_BATCH_BYTES if in_memory else BATCH_BYTES)
+        batches = self._cut(items, sources, part, limit_bytes=limit)
         ahead = None
         try:
             ahead = self._start(batches, asked)

@@ -66,6 +66,10 @@ class Session:
         """The same of memory that it may write to."""
         return self._say({"arena": arena.number, "bytes": arena.bytes}, arena.descriptor)
 
+    def give_way(self, dock: int, descriptor: int) -> bool:
+        """The same of one end of a way by which the descriptor of a dock is to come."""
+        return self._say({"dock": dock}, descriptor)
+
     def _say(self, line: dict[str, object], descriptor: int) -> bool:
         if self._tell is None:
             return False

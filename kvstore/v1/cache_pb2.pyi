@@ -486,6 +486,62 @@ class WriteArenaRequest(_message.Message):
     offset: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, reservation_id: _Optional[int] = ..., items: _Optional[_Iterable[_Union[WriteItem, _Mapping]]] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class OpenDockRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OpenDockReply(_message.Message):
+    __slots__ = ("dock",)
+    DOCK_FIELD_NUMBER: _ClassVar[int]
+    dock: int
+    def __init__(self, dock: _Optional[int] = ...) -> None: ...
+
+class TakeDockRequest(_message.Message):
+    __slots__ = ("dock", "bytes", "lock")
+    DOCK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOCK_FIELD_NUMBER: _ClassVar[int]
+    dock: int
+    bytes: int
+    lock: int
+    def __init__(self, dock: _Optional[int] = ..., bytes: _Optional[int] = ..., lock: _Optional[int] = ...) -> None: ...
+
+class TakeDockReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WriteDockRequest(_message.Message):
+    __slots__ = ("reservation_id", "items", "offset")
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    reservation_id: int
+    items: _containers.RepeatedCompositeFieldContainer[WriteItem]
+    offset: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, reservation_id: _Optional[int] = ..., items: _Optional[_Iterable[_Union[WriteItem, _Mapping]]] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FetchDockRequest(_message.Message):
+    __slots__ = ("lease_id", "first_block", "offset")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    first_block: int
+    offset: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lease_id: _Optional[int] = ..., first_block: _Optional[int] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FetchDockReply(_message.Message):
+    __slots__ = ("length", "crc32", "xxh3_64", "has_xxh3")
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
+    XXH3_64_FIELD_NUMBER: _ClassVar[int]
+    HAS_XXH3_FIELD_NUMBER: _ClassVar[int]
+    length: _containers.RepeatedScalarFieldContainer[int]
+    crc32: _containers.RepeatedScalarFieldContainer[int]
+    xxh3_64: _containers.RepeatedScalarFieldContainer[int]
+    has_xxh3: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, length: _Optional[_Iterable[int]] = ..., crc32: _Optional[_Iterable[int]] = ..., xxh3_64: _Optional[_Iterable[int]] = ..., has_xxh3: _Optional[_Iterable[bool]] = ...) -> None: ...
+
 class WriteReply(_message.Message):
     __slots__ = ("items", "bytes")
     ITEMS_FIELD_NUMBER: _ClassVar[int]

@@ -89,6 +89,26 @@ class CacheStub(object):
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.WriteArenaRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_cache__pb2.WriteReply.FromString,
                 _registered_method=True)
+        self.OpenDock = channel.unary_unary(
+                '/kvstore.v1.Cache/OpenDock',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.OpenDockRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.OpenDockReply.FromString,
+                _registered_method=True)
+        self.TakeDock = channel.unary_unary(
+                '/kvstore.v1.Cache/TakeDock',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.TakeDockRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.TakeDockReply.FromString,
+                _registered_method=True)
+        self.WriteDock = channel.unary_unary(
+                '/kvstore.v1.Cache/WriteDock',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.WriteDockRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.WriteReply.FromString,
+                _registered_method=True)
+        self.FetchDock = channel.unary_stream(
+                '/kvstore.v1.Cache/FetchDock',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.FetchDockRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.FetchDockReply.FromString,
+                _registered_method=True)
         self.Commit = channel.unary_unary(
                 '/kvstore.v1.Cache/Commit',
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.CommitRequest.SerializeToString,
@@ -214,6 +234,37 @@ class CacheServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenDock(self, request, context):
+        """A way to hand over the descriptor of the session's dock. MEMORY_UNAVAILABLE over a Session call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeDock(self, request, context):
+        """The descriptor is on its way: from now on this is the session's dock, instead of the one that it had. INVALID_ARGUMENT for
+        what is no such file, or not as large as is said; MEMORY_UNAVAILABLE where it cannot be opened here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WriteDock(self, request, context):
+        """As Write, for bytes that lie in the session's dock.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchDock(self, request, context):
+        """The blocks that a lease protects, written to the session's dock, in order. A message tells of those that lie there now. When the
+        call has ended, with an error too, nothing is being written for it any more. MEMORY_UNAVAILABLE where the dock is of no use (any
+        more); what lies at offsets that were not told of is undefined.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Commit(self, request, context):
         """Make all written items of the reservation durable, with all their ancestors, and then visible; or, where it is asked for by
         name, visible before that.
@@ -321,6 +372,26 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.WriteArena,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.WriteArenaRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_cache__pb2.WriteReply.SerializeToString,
+            ),
+            'OpenDock': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenDock,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.OpenDockRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.OpenDockReply.SerializeToString,
+            ),
+            'TakeDock': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeDock,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.TakeDockRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.TakeDockReply.SerializeToString,
+            ),
+            'WriteDock': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteDock,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.WriteDockRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.WriteReply.SerializeToString,
+            ),
+            'FetchDock': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchDock,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.FetchDockRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.FetchDockReply.SerializeToString,
             ),
             'Commit': grpc.unary_unary_rpc_method_handler(
                     servicer.Commit,
@@ -655,6 +726,114 @@ class Cache(object):
             '/kvstore.v1.Cache/WriteArena',
             kvstore_dot_v1_dot_cache__pb2.WriteArenaRequest.SerializeToString,
             kvstore_dot_v1_dot_cache__pb2.WriteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenDock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Cache/OpenDock',
+            kvstore_dot_v1_dot_cache__pb2.OpenDockRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.OpenDockReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeDock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Cache/TakeDock',
+            kvstore_dot_v1_dot_cache__pb2.TakeDockRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.TakeDockReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteDock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Cache/WriteDock',
+            kvstore_dot_v1_dot_cache__pb2.WriteDockRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.WriteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchDock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvstore.v1.Cache/FetchDock',
+            kvstore_dot_v1_dot_cache__pb2.FetchDockRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.FetchDockReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -153,6 +153,9 @@ UNARY = (
     "Abort",
     "EndFlight",
     "WriteArena",
+    "OpenDock",
+    "TakeDock",
+    "WriteDock",
     "DropHandoff",
 )
 
@@ -169,7 +172,7 @@ def test_a_request_that_is_no_message_is_the_senders_mistake(raw: Raw, service_n
 
 
 def test_a_request_for_a_stream_that_is_no_message_is_the_senders_mistake(raw: Raw) -> None:
-    for name in ("Fetch", "Map", "TakeHandoff"):
+    for name in ("Fetch", "Map", "FetchDock", "TakeHandoff"):
         call = raw.channel.unary_stream(f"/kvstore.v1.Cache/{name}")
         with pytest.raises(grpc.RpcError) as refused:
             list(call(b"\x0a\xff\xff", metadata=raw.metadata, timeout=10))

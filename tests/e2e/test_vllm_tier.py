@@ -20,6 +20,7 @@ from kvstore.profile.registry import get_profile
 from kvstore_client import CacheClient
 from kvstore_vllm.figures import FIGURES, metric_of
 from kvstore_vllm.register import register
+from tests.support.docks import pool_file
 from tests.support.remote import make_secrets, port_of, write_private
 from tests.support.service import ServiceProcess, running_service
 from tests.support.vllm_double import (
@@ -47,6 +48,21 @@ def tier_module() -> Iterator[Any]:
         yield module
 
 
+@pytest.fixture(params=["own memory", "a file"])
+def pools(request: pytest.FixtureRequest) -> str:
+    """What engines' pools are made of: of a file the service moves rows by itself, where it is on this machine."""
+    return str(request.param)
+
+
+@contextmanager
+def pool_of(kind: str, size: int) -> Iterator[Any]:
+    if kind == "a file":
+        with pool_file(size) as (_, memory):
+            yield memory
+    else:
+        yield bytearray(size)
+
+
 @contextmanager
 def engine(
     module: Any,
@@ -55,23 +71,24 @@ def engine(
     changed: dict[str, Any] | None = None,
     rows: int = ROWS,
     row: int = ROW,
+    pool: str = "own memory",
     **own: Any,
 ) -> Iterator[Scheduler]:
-    pool = bytearray(rows * row)
-    view = memoryview(pool).cast("B", (rows, row))
-    tier = module.KvstoreTier(
-        offloading_spec=spec(**changed or {}),
-        primary_kv_view=view,
-        tier_type="kvstore",
-        backpressure_detector=None,
-        address=str(address),
-        **own,
-    )
-    try:
-        yield Scheduler(tier, pool, row=row)
-    finally:
-        tier.shutdown()
-        view.release()
+    with pool_of(pool, rows * row) as memory, memoryview(memory).cast("B", (rows, row)) as view:
+        tier = module.KvstoreTier(
+            offloading_spec=spec(**changed or {}),
+            primary_kv_view=view,
+            tier_type="kvstore",
+            backpressure_detector=None,
+            address=str(address),
+            **own,
+        )
+        scheduler = Scheduler(tier, memory, row=row)
+        try:
+            yield scheduler
+        finally:
+            tier.shutdown()
+            scheduler.pool.release()
 
 
 def request(name: str, count: int = 8, groups: int = 1) -> Request:
@@ -93,19 +110,38 @@ def counts(scheduler: Scheduler) -> dict[str, float]:
     return {} if stats is None else {name.rpartition("_kvstore_")[2]: n for name, n in stats.counters.items()}
 
 
-def test_what_one_engine_computed_another_loads(tier_module: Any, service: ServiceProcess) -> None:
-    asked = request("shared", groups=2)
-    with engine(tier_module, service.directory) as first:
+def test_what_one_engine_computed_another_loads(
+    tier_module: Any, service: ServiceProcess, pools: str
+) -> None:
+    asked = request(f"shared {pools}", groups=2)
+    with engine(tier_module, service.directory, pool=pools) as first:
         assert first.run(asked, computed) == 0
         first.settle()
         assert counts(first) == {"keys_asked": 16, "rows_stored": 16}
-    with engine(tier_module, service.directory) as second:
+    with engine(tier_module, service.directory, pool=pools) as second:
         assert second.run(asked, computed) == 16
         assert [second.bytes_of(key) for key in asked.keys] == list(map(computed, asked.keys))
-        longer = Request("longer", [*asked.keys, b"more\0\0\0\0"])
+        with CacheClient(service.directory, owner="admin") as admin:
+            moved = admin.stats()
+        assert (moved["dock_fetched_bytes_total"] > 0) is (pools == "a file")
+        assert (moved["dock_written_bytes_total"] > 0) is (pools == "a file")
+        longer = Request("longer", [*asked.keys, b"more " + pools.encode() + bytes(4)])
         assert second.run(longer, computed) == 0, "what the pool holds is not asked for"
         second.settle()
         assert counts(second)["rows_loaded"] == 16
+
+
+def test_who_does_not_lend_its_pool_has_its_rows_copied(tier_module: Any, service: ServiceProcess) -> None:
+    asked = request("not lent", 4)
+    with CacheClient(service.directory, owner="admin") as admin:
+        before = admin.stats()
+        for expected in (0, 4):
+            with engine(tier_module, service.directory, pool="a file", pool_file=False) as scheduler:
+                assert scheduler.run(asked, computed) == expected
+                scheduler.settle()
+        after = admin.stats()
+    for name in ("dock_written_bytes_total", "dock_fetched_bytes_total"):
+        assert after[name] == before[name]
 
 
 def test_engines_that_differ_in_what_bytes_depend_on_share_nothing(
@@ -130,11 +166,11 @@ def test_engines_that_differ_in_what_bytes_depend_on_share_nothing(
 
 
 def test_without_a_service_all_is_a_miss_until_it_comes_and_again_after_it_has_gone(
-    tier_module: Any, service: ServiceProcess
+    tier_module: Any, service: ServiceProcess, pools: str
 ) -> None:
     with ExitStack() as stack:
         service.stop()
-        scheduler = stack.enter_context(engine(tier_module, service.directory, rows=512))
+        scheduler = stack.enter_context(engine(tier_module, service.directory, pool=pools, rows=512))
         assert scheduler.run(request("absent"), computed) == 0
         scheduler.settle()
         assert not any(result.success for result in scheduler.results)
@@ -145,22 +181,22 @@ def test_without_a_service_all_is_a_miss_until_it_comes_and_again_after_it_has_g
         scheduler.settle()
         service.start()
         until_stored(scheduler, "back")
-        other = stack.enter_context(engine(tier_module, service.directory))
+        other = stack.enter_context(engine(tier_module, service.directory, pool=pools))
         assert other.run(stored, computed) == len(stored.keys)
         assert counts(scheduler)["calls_failed"] > 0
 
 
 def test_a_service_that_stands_still_holds_no_request_up_for_long(
-    tier_module: Any, service: ServiceProcess
+    tier_module: Any, service: ServiceProcess, pools: str
 ) -> None:
-    with engine(tier_module, service.directory) as scheduler:
-        asked = request("still", 4)
+    with engine(tier_module, service.directory, pool=pools) as scheduler:
+        asked = request(f"still {pools}", 4)
         scheduler.run(asked, computed)
         scheduler.settle()
         with service.suspended():
             begin = time.monotonic()
             for number in range(3):
-                assert scheduler.run(request(f"still{number}", 4), computed) == 0
+                assert scheduler.run(request(f"{pools} {number}", 4), computed) == 0
             took = time.monotonic() - begin
         # Each waits for the answer as long as it was told to, and the last one's step may be late on a busy machine.
         assert took < 3 * 1.0 + 10.0
@@ -181,13 +217,15 @@ def until_stored(scheduler: Scheduler, name: str) -> Request:
     raise AssertionError("not reached: steps have an end of their own")
 
 
-def test_what_is_lost_between_lookup_and_load_is_computed(tier_module: Any, service: ServiceProcess) -> None:
-    asked = request("lost", 6)
-    with engine(tier_module, service.directory, salt="lost") as first:
+def test_what_is_lost_between_lookup_and_load_is_computed(
+    tier_module: Any, service: ServiceProcess, pools: str
+) -> None:
+    asked = request(f"lost {pools}", 6)
+    with engine(tier_module, service.directory, pool=pools, salt="lost") as first:
         first.run(asked, computed)
         first.settle()
     with (
-        engine(tier_module, service.directory, salt="lost") as second,
+        engine(tier_module, service.directory, pool=pools, salt="lost") as second,
         CacheClient(service.directory, owner="admin") as admin,
     ):
         submit = second.tier.submit_load
@@ -221,7 +259,9 @@ def v4_prompt(tokens: int) -> Request:
     return Request(f"v4-{tokens}", keys, places)
 
 
-def test_the_five_groups_of_deepseek_v4_at_full_size(tier_module: Any, service: ServiceProcess) -> None:
+def test_the_five_groups_of_deepseek_v4_at_full_size(
+    tier_module: Any, service: ServiceProcess, pools: str
+) -> None:
     groups = tuple(
         SimpleNamespace(tokens_per_block=size, layer_names=(f"g{group}",), group_id=group)
         for group, (size, _) in V4_GROUPS.items()
@@ -232,8 +272,9 @@ def test_the_five_groups_of_deepseek_v4_at_full_size(tier_module: Any, service: 
         return key.ljust(1024, b".") * (V4_ROW // 1024)
 
     asked = v4_prompt(1024)
+    size["salt"] = pools
     with (
-        engine(tier_module, service.directory, **size) as first,
+        engine(tier_module, service.directory, pool=pools, **size) as first,
         CacheClient(service.directory, owner="admin") as admin,
     ):
         before = admin.stats()
@@ -246,7 +287,7 @@ def test_the_five_groups_of_deepseek_v4_at_full_size(tier_module: Any, service: 
     assert stored == entries + boundary
     assert boundary == 22_077_440
     assert 6 < boundary / get_profile("deepseek-v4-flash").state_bytes < 6.2
-    with engine(tier_module, service.directory, **size) as second:
+    with engine(tier_module, service.directory, pool=pools, **size) as second:
         assert second.run(asked, made) == len(asked.keys) == 26
         assert all(second.bytes_of(key) == made(key) for key in asked.keys)
         second.settle()
@@ -264,10 +305,10 @@ def test_what_was_stored_is_told_to_subscribers(tier_module: Any, service: Servi
         assert list(scheduler.tier.take_events()) == []
 
 
-def test_drain_leaves_every_job_with_a_result(tier_module: Any, service: ServiceProcess) -> None:
-    with engine(tier_module, service.directory, rows=256) as scheduler:
+def test_drain_leaves_every_job_with_a_result(tier_module: Any, service: ServiceProcess, pools: str) -> None:
+    with engine(tier_module, service.directory, pool=pools, rows=256) as scheduler:
         for number in range(4):
-            scheduler.run(request(f"drain{number}", 16), computed)
+            scheduler.run(request(f"drain {pools} {number}", 16), computed)
         scheduler.tier.drain_jobs()
         scheduler._poll()
         assert scheduler.jobs == {}

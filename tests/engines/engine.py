@@ -1,7 +1,7 @@
 """One engine process that answers requests on stdin, one JSON object a line, with one a line on the file descriptor it is told.
 
-A request is {"tokens": [...]}, {"figures": true} or {"script": [...]}. The environment has vLLM; the model's folder has a configuration
-and no weights: they are made from a seed, and so are the same in every process.
+A request is {"tokens": [...]}, {"figures": true}, {"script": [...]} or {"pause": seconds}. The environment has vLLM; the model's folder
+has a configuration and no weights: they are made from a seed, and so are the same in every process.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.sampling_params import RequestOutputKind
+
+from kvstore_vllm import rows
 
 
 def engine(options: dict[str, Any]) -> LLM:
@@ -71,8 +73,12 @@ def answer(llm: LLM, request: dict[str, Any]) -> dict[str, Any]:
             "cached": done.num_cached_tokens,
             "why": first.finish_reason,
         }
+    if "pause" in request:
+        rows.PAUSE_SECONDS = request["pause"]
+        return request
     if "script" in request:
-        return {"steps": stepped(llm, request["script"])}
+        steps, cached = stepped(llm, request["script"])
+        return {"steps": steps, "cached": cached}
     figures: dict[str, float] = {}
     for metric in llm.get_metrics():
         if "kv_offload" in metric.name and hasattr(metric, "value"):
@@ -80,10 +86,11 @@ def answer(llm: LLM, request: dict[str, Any]) -> dict[str, Any]:
     return {"figures": figures}
 
 
-def stepped(llm: LLM, script: list[dict[str, Any]]) -> list[list[Any]]:
+def stepped(llm: LLM, script: list[dict[str, Any]]) -> tuple[list[list[Any]], dict[str, int]]:
     """Requests {name, at, tokens, count}, each added before step `at`, for `count` tokens. For each step the seconds that it
-    took, and the names of the requests that got a token by it."""
+    took, and the names of the requests that got a token by it; and of each request how many tokens of its prompt were not computed."""
     waiting, steps = list(script), []
+    cached: dict[str, int] = {}
     core = llm.llm_engine
     while waiting or core.has_unfinished_requests():
         while waiting and waiting[0]["at"] <= len(steps):
@@ -99,7 +106,8 @@ def stepped(llm: LLM, script: list[dict[str, Any]]) -> list[list[Any]]:
         begin = perf_counter()
         outputs = core.step()
         steps.append([perf_counter() - begin, [o.request_id for o in outputs if o.outputs[0].token_ids]])
-    return steps
+        cached.update({o.request_id: o.num_cached_tokens or 0 for o in outputs})
+    return steps, cached
 
 
 def main() -> None:

@@ -133,9 +133,16 @@ class Engine:
         return self.end()
 
     def script(self, requests: list[dict[str, Any]]) -> list[tuple[float, list[str]]]:
-        """What each step took, in seconds, and who got a token by it: see engine.stepped."""
+        """What each step took, in seconds, and who got a token by it: see engine.stepped. `cached` is of these requests then."""
         self._send({"script": requests})
-        return [(seconds, names) for seconds, names in self._take(ANSWER_SECONDS)["steps"]]
+        answer = self._take(ANSWER_SECONDS)
+        self.cached: dict[str, int] = answer["cached"]
+        return [(seconds, names) for seconds, names in answer["steps"]]
+
+    def set_pause(self, seconds: float) -> None:
+        """How long this store's tier pauses in each step while work is under way."""
+        self._send({"pause": seconds})
+        assert self._take(ANSWER_SECONDS) == {"pause": seconds}
 
     def figures(self) -> dict[str, float]:
         """Sums over all labels, of the tier's own by their short names."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from kvstore_client import CacheClient
 from tests.engines.models import MODELS, make_model
 from tests.engines.running import Answer, Engine, note
 from tests.support.service import ServiceProcess, short_directory
@@ -93,6 +94,9 @@ def test_the_short_of_it_cold_then_warm_then_without_the_service(
         warm = engine.ask(prompt(1))
         assert same(warm, yardstick[0])
         assert warm.cached == 480
+        # The pool is a file, and the service itself has put all rows there.
+        with CacheClient(service.directory, owner="admin") as admin:
+            assert admin.stats()["dock_fetched_bytes_total"] >= 15 * 65_536
         service.kill()
         without = engine.ask(prompt(2))
         assert same(without, yardstick[1])

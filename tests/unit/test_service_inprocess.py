@@ -314,6 +314,7 @@ def test_there_is_no_memory_to_map_or_to_write_to(service: ServiceHere) -> None:
     for call, request in (
         (cache.Map, pb.MapRequest(lease_id=1)),
         (cache.OpenArena, pb.OpenArenaRequest(bytes=4096)),
+        (cache.OpenDock, pb.OpenDockRequest()),
     ):
         with pytest.raises(grpc.RpcError) as caught:
             list(call(request, metadata=metadata, timeout=10))
