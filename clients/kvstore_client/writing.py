@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from kvstore.pages import SharedPages, copy_memory
 from kvstore.types import BytesLike
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.arena import ARENA_WRITE_BYTES_MIN, Arena, Room
@@ -86,7 +87,7 @@ class Bytes:
         memory = self._connection.session.memory
         return None if memory is None else memory.arena.get(self._ask)
 
-    def _ask(self, size: int) -> memoryview | None:
+    def _ask(self, size: int) -> SharedPages | None:
         reply = self._link.call(
             self._connection,
             "OpenArena",
@@ -124,7 +125,8 @@ class Bytes:
             for index, payload in items:
                 view = memoryview(payload).cast("B")
                 with room.view[at : at + len(view)] as copy:
-                    copy[:] = view
+                    if len(view):
+                        copy_memory(view, copy)
                     request.items.append(write_item(index, copy))
                 request.offset.append(room.begin + at)
                 at += len(view)

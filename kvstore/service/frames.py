@@ -92,8 +92,9 @@ class Incoming:
         part = data[: self.missing_bytes]
         self._buffer[self._filled : self._filled + len(part)] = part
         self._filled += len(part)
-        self._crc32 = isal_zlib.crc32(part, self._crc32)
-        if self._xxh3 is not None:
+        if self._xxh3 is None:
+            self._crc32 = isal_zlib.crc32(part, self._crc32)
+        else:
             self._xxh3.update(part)
         return len(part)
 
@@ -101,30 +102,33 @@ class Incoming:
         """Take all of it at once: `copy` fills the memory that it is given. What is summed up is what lies here then,
         whatever the source says later, and the log needs no sums of its own. In any thread."""
         assert self._filled == 0
+        if self.shown is not None:
+            self.shown.enlarge()
         view = memoryview(self._buffer)
         copy(view)
         # XXH3 brings the bytes near, so that the others find them in a processor's cache.
         self.sums = payload_sums(view, slices)
-        self._crc32 = isal_zlib.crc32(view)
+        if self._xxh3 is None:
+            self._crc32 = isal_zlib.crc32(view)
         self._filled = self.length
 
     def check(self) -> None:
-        """The item is whole: DamagedBytes when it does not have its checksums."""
+        """The item is whole: DamagedBytes when it does not have its checksum: the XXH3 that came with it, or else its
+        CRC-32. One of them says that these are the bytes that its writer summed up."""
         assert self.missing_bytes == 0, "the item is complete"
         if self._is_right:
             return
-        pairs = [("crc32", self._crc32, self.checks.crc32)]
+        field, got, announced = "crc32", self._crc32, self.checks.crc32
         if self._xxh3 is not None:
-            xxh3 = self._xxh3.intdigest() if self.sums is None else self.sums.xxh3_64
-            pairs.append(("xxh3_64", xxh3, self.checks.xxh3_64))
-        for field, got, announced in pairs:
-            if got != announced:
-                raise DamagedBytes(
-                    f"the bytes of {self.name} do not have their checksum",
-                    field=field,
-                    value=f"{got:#x}",
-                    allowed=f"{announced:#x} as announced",
-                )
+            field, announced = "xxh3_64", self.checks.xxh3_64
+            got = self._xxh3.intdigest() if self.sums is None else self.sums.xxh3_64
+        if got != announced:
+            raise DamagedBytes(
+                f"the bytes of {self.name} do not have their checksum",
+                field=field,
+                value=f"{got:#x}",
+                allowed=f"{announced:#x} as announced",
+            )
         self._is_right = True
 
     def payload(self) -> BytesLike:

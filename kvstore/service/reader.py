@@ -22,7 +22,8 @@ from typing import Protocol, TypeVar
 from kvstore.clock import Clock
 from kvstore.core.base import FetchItem
 from kvstore.errors import DeviceError, LimitExceeded
-from kvstore.memory import BlockCache, Slot, copy_bytes
+from kvstore.memory import BlockCache, Slot
+from kvstore.pages import copy_memory
 from kvstore.service.gate import ReadGate
 from kvstore.service.mapping import row_of
 from kvstore.service.rates import ReadRate
@@ -449,6 +450,9 @@ class Reader:
         self, wanted: Sequence[Wanted], slots: Sequence[Slot | None]
     ) -> tuple[list[BytesLike | None], memoryview | None]:
         """In a reader thread: the payloads, each in its slot if it has one, the others in the room."""
+        for slot in slots:
+            if slot is not None:
+                slot.enlarge()
         needed = self._log.room_for(wanted)
         room = self._rooms.lend(needed) if needed else None
         payloads = self._read(wanted, room)
@@ -546,7 +550,8 @@ def _copy_all(items: Sequence[FetchItem], slots: Sequence[Slot]) -> None:
         assert item.payload is not None
         length = memoryview(item.payload).nbytes
         begin = payload_gap(length) if length >= LARGE_PAYLOAD_BYTES else 0
-        copy_bytes(item.payload, slot.pages[begin : begin + length])
+        slot.enlarge()
+        copy_memory(memoryview(item.payload), slot.pages[begin : begin + length])
 
 
 def _wanted(item: FetchItem, part: Part | None, slot: Slot | None) -> Wanted:
