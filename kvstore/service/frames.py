@@ -78,7 +78,8 @@ class Incoming:
         self._filled = 0
         self._crc32 = 0
         self._is_right = False
-        self._xxh3 = xxhash.xxh3_64() if checks.has_xxh3 else None
+        self._xxh3: xxhash.xxh3_64 | None = None
+        """Of what came by and by."""
         self.sums: PayloadSums | None = None
         """What the log is going to say about it, where that is known already."""
 
@@ -92,10 +93,12 @@ class Incoming:
         part = data[: self.missing_bytes]
         self._buffer[self._filled : self._filled + len(part)] = part
         self._filled += len(part)
-        if self._xxh3 is None:
+        if not self.checks.has_xxh3:
             self._crc32 = isal_zlib.crc32(part, self._crc32)
-        else:
-            self._xxh3.update(part)
+            return len(part)
+        if self._xxh3 is None:
+            self._xxh3 = xxhash.xxh3_64()
+        self._xxh3.update(part)
         return len(part)
 
     def fill(self, copy: Callable[[memoryview], None], slices: Sequence[int]) -> None:
@@ -108,7 +111,7 @@ class Incoming:
         copy(view)
         # XXH3 brings the bytes near, so that the others find them in a processor's cache.
         self.sums = payload_sums(view, slices)
-        if self._xxh3 is None:
+        if not self.checks.has_xxh3:
             self._crc32 = isal_zlib.crc32(view)
         self._filled = self.length
 
@@ -119,9 +122,9 @@ class Incoming:
         if self._is_right:
             return
         field, got, announced = "crc32", self._crc32, self.checks.crc32
-        if self._xxh3 is not None:
+        if self.checks.has_xxh3:
             field, announced = "xxh3_64", self.checks.xxh3_64
-            got = self._xxh3.intdigest() if self.sums is None else self.sums.xxh3_64
+            got = (self._xxh3 or xxhash.xxh3_64()).intdigest() if self.sums is None else self.sums.xxh3_64
         if got != announced:
             raise DamagedBytes(
                 f"the bytes of {self.name} do not have their checksum",

@@ -17,6 +17,7 @@ from collections.abc import (
 )
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 from kvstore.clock import Clock
@@ -395,9 +396,7 @@ class Reader:
         """Where a whole item is to be read to, if memory has room."""
         if self.memory is None or part is not None or item.place is None:
             return None
-        length = item.place.length
-        room_bytes = record_span(length) if length >= LARGE_PAYLOAD_BYTES else length
-        return self.memory.begin(domain, item.place, room_bytes=room_bytes)
+        return self.memory.begin(domain, item.place, room_bytes=_room_bytes(item.place.length))
 
     def _finish(self, item: FetchItem, slot: Slot, *, came: bool) -> bool:
         """No thread reads into the slot any more."""
@@ -453,7 +452,9 @@ class Reader:
         for slot in slots:
             if slot is not None:
                 slot.enlarge()
-        needed = self._log.room_for(wanted)
+        # What is large and has a slot is read to where it stays.
+        others = [each for each in wanted if each.room is None or each.place.length < LARGE_PAYLOAD_BYTES]
+        needed = self._log.room_for(others) if others else 0
         room = self._rooms.lend(needed) if needed else None
         payloads = self._read(wanted, room)
         for slot, payload in zip(slots, payloads, strict=True):
@@ -534,8 +535,16 @@ class Reader:
         return True
 
 
+@lru_cache(maxsize=64)
+def _room_bytes(length: int) -> int:
+    """Of the slot in which a payload is to lie; a large one lies there as its record does."""
+    return record_span(length) if length >= LARGE_PAYLOAD_BYTES else length
+
+
 def _gone(batch: _Batch) -> set[Place]:
     """Of its places, those that are nobody's any more."""
+    if not batch.stale:
+        return set()
     places = {item.place for item in batch.items if item is not None and item.place is not None}
     return {place for stale in batch.stale for place in places & stale}
 
