@@ -13,7 +13,7 @@ from kvstore_client.arena import ARENA_WRITE_BYTES_MIN, Arena, Room
 from kvstore_client.link import Begun, Connection, Link
 from kvstore_client.write_messages import Items, size_of, write_frames, write_item, write_seconds
 
-ROUND_BYTES = 8 << 20
+ROUND_BYTES = 16 << 20
 ROUNDS = 2
 """Of one writer in the arena at once: one is filled while the service copies the other."""
 

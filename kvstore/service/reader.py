@@ -17,7 +17,7 @@ from collections.abc import (
 )
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Protocol, TypeVar
 
 from kvstore.clock import Clock
@@ -42,7 +42,7 @@ BATCH_BYTES = 2 << 20
 """One read's payloads, but for a single item that is larger; what is in memory does not count. A fetch holds at most two
 batches."""
 
-MAPPED_BATCH_BYTES = 8 << 20
+MAPPED_BATCH_BYTES = 16 << 20
 """What is read to where it stays comes in larger ones: nothing is held for it but the slots where it stays, and each costs its way to
 a thread and back."""
 
@@ -83,6 +83,15 @@ class Read:
     item: FetchItem | None
     payload: BytesLike | None
     slot: Slot | None = None
+
+
+class Lent(list[Read]):
+    """A batch of the caller's, until the next one is asked for. `let_go`: its slots need not stay pinned for it any more: something
+    else keeps them, or nobody needs them. Calling it twice does nothing."""
+
+    def __init__(self, reads: Iterable[Read], let_go: Callable[[], None]) -> None:
+        super().__init__(reads)
+        self.let_go = let_go
 
 
 Part = tuple[int, int]
@@ -175,7 +184,7 @@ class Reader:
         *,
         part: Part | None = None,
         in_memory: bool = False,
-    ) -> AsyncGenerator[Sequence[Read], None]:
+    ) -> AsyncGenerator[Lent, None]:
         """The items in their order, in batches, one read ahead; `items` is asked for no more than that. `part`: these
         bytes of each payload instead of all. `in_memory`: what memory has no room for is not read, and has no payload. A
         batch's payloads are good until the next one is asked for: the memory is used again. Who stops early closes the
@@ -191,7 +200,7 @@ class Reader:
                 ahead = None
                 try:
                     ahead = self._start(batches, asked)
-                    yield loan.reads
+                    yield Lent(loan.reads, partial(self._unpin, loan.batch))
                 finally:
                     self._end(loan)
         finally:
