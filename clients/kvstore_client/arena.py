@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from kvstore.errors import LimitExceeded, MemoryUnavailable
+from kvstore.pages import SharedPages
 
 ARENA_BYTES = 64 << 20
 ARENA_BYTES_LEAST = 4 << 20
@@ -50,8 +51,8 @@ class Room:
 class Arena:
     """The whole of it, lent in parts. Any thread; nobody waits here."""
 
-    def __init__(self, pages: memoryview) -> None:
-        self.bytes = len(pages)
+    def __init__(self, pages: SharedPages) -> None:
+        self.bytes = len(pages.view)
         self._pages = pages
         self._lock = threading.Lock()
         self._lent: list[Room] = []
@@ -70,9 +71,10 @@ class Arena:
                 begin = -(-room.end // _ALIGNED) * _ALIGNED
             if self.bytes - begin < length:
                 return None
-            made = Room(self, self._pages, begin, begin + length)
+            made = Room(self, self._pages.view, begin, begin + length)
             insort(self._lent, made, key=lambda room: room.begin)
-            return made
+        self._pages.enlarge(made.begin, made.end)
+        return made
 
     def give_back(self, room: Room) -> None:
         """As Room.give_back."""
@@ -108,7 +110,7 @@ class SessionArena:
         """What there is, without asking."""
         return self._arena
 
-    def get(self, ask: Callable[[int], memoryview | None]) -> Arena | None:
+    def get(self, ask: Callable[[int], SharedPages | None]) -> Arena | None:
         """`ask` makes one of so many bytes, and gives its pages, None where this process cannot map them. None while
         another thread asks: nobody waits for what Write does as well. Raises what `ask` raises, but for refusals."""
         if self._arena is not None or self.refused:
@@ -127,7 +129,7 @@ class SessionArena:
         """The session has ended; who fills a part of its arena may go on, in vain. Closing twice does nothing."""
         self.refused, self._arena = True, None
 
-    def _asked(self, ask: Callable[[int], memoryview | None]) -> Arena | None:
+    def _asked(self, ask: Callable[[int], SharedPages | None]) -> Arena | None:
         size = ARENA_BYTES
         while size >= ARENA_BYTES_LEAST:
             try:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.errors import InvalidArgument
+from kvstore.pages import copy_from
 from kvstore.types import ItemKind, Lineage
 from kvstore_client.checks import crc32, xxh3_64
 from kvstore_client.memory import Extent
@@ -100,7 +101,11 @@ class MappedItem:
         if payload is None:
             return False
         room = _room(target, len(payload))
-        room[:] = payload
+        extent = self._columns.extents[self._number]
+        if extent is not None and extent.address and payload:
+            copy_from(extent.address + self._columns.offsets[self._number], room)
+        else:
+            room[:] = payload
         # The copy is what counts, and it lies in the processor's cache now. The generation comes last, and covers all that
         # was read before.
         return self._is_right(room) and self.is_current()

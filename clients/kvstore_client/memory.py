@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
-import mmap
 import os
 import socket
 import threading
-import weakref
 from array import array
 from collections import deque
 from collections.abc import Iterable
@@ -17,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvstore.errors import Unavailable
+from kvstore.pages import SharedPages
 from kvstore_client.arena import SessionArena
 from kvstore_client.dock import SessionDock
 
@@ -32,19 +30,6 @@ _DESCRIPTORS_MAX = 4
 """In one read. One comes with each line; more would be lost, and be noticed."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_FAILED = ctypes.c_void_p(-1).value
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extent:
@@ -52,6 +37,8 @@ class Extent:
 
     pages: memoryview
     generations: memoryview
+    address: int = 0
+    """Of the first byte; 0 where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +68,7 @@ class Memory:
         self._rest = b""
         self._descriptors: deque[int] = deque()
         self._extents: dict[int, Extent] = {}
-        self._arena: tuple[int, memoryview | None] | None = None
+        self._arena: tuple[int, SharedPages | None] | None = None
         """Its number and its pages; None where this process could not map them."""
         self._way: tuple[int, socket.socket] | None = None
         self._unmapped: set[int] = set()
@@ -110,7 +97,7 @@ class Memory:
             value=number,
         )
 
-    def find_arena(self, number: int) -> memoryview | None:
+    def find_arena(self, number: int) -> SharedPages | None:
         """Its pages, to write to; None where they could not be mapped. Unavailable where the service has not given it."""
         alive = self.read()
         with self._lock:
@@ -240,7 +227,7 @@ class Memory:
         if descriptor is not None:
             # As above; Write needs no mapping.
             with suppress(OSError):
-                pages = _mapped(descriptor, given.size, writable=True)
+                pages = SharedPages(descriptor, given.size, writable=True)
         self._arena = given.number, pages
 
     def _take_way(self, given: Given, descriptor: int | None) -> None:
@@ -320,25 +307,9 @@ def _receive(connection: socket.socket) -> tuple[bytes, Iterable[int], bool]:
 
 
 def _extent(descriptor: int, size: int) -> Extent:
-    pages = _mapped(descriptor, size)
-    return Extent(pages, pages[: size // GENERATION_BYTES * GENERATION_BYTES].cast("Q"))
-
-
-def _mapped(descriptor: int, size: int, *, writable: bool = False) -> memoryview:
-    """The file's bytes, unmapped when the last view of them is gone. OSError where the system maps no more.
-
-    The mmap module would keep a descriptor for each mapping, and a process has only so many.
-    """
-    rights = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
-    address = _libc.mmap(None, size, rights, mmap.MAP_SHARED, descriptor, 0)
-    if address == _FAILED:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    owner = (ctypes.c_ubyte * size).from_address(address)
-    # Not at the process's end: other threads may read until then.
-    weakref.finalize(owner, _libc.munmap, address, size).atexit = False
-    view = memoryview(owner).cast("B")
-    return view if writable else view.toreadonly()
+    shared = SharedPages(descriptor, size, writable=False)
+    pages = shared.view
+    return Extent(pages, pages[: size // GENERATION_BYTES * GENERATION_BYTES].cast("Q"), shared.address)
 
 
 def _is_number(value: object) -> bool:

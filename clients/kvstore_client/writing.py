@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kvstore.errors import MemoryUnavailable
+from kvstore.pages import SharedPages, copy_memory
 from kvstore.types import BytesLike
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.arena import ARENA_WRITE_BYTES_MIN, Arena, Room
@@ -15,7 +16,7 @@ from kvstore_client.landing import lend
 from kvstore_client.link import Begun, Connection, Link
 from kvstore_client.write_messages import Items, size_of, write_frames, write_item, write_seconds
 
-ROUND_BYTES = 8 << 20
+ROUND_BYTES = 16 << 20
 ROUNDS = 2
 """Of one writer in the arena at once: one is filled while the service copies the other."""
 
@@ -97,7 +98,7 @@ class Bytes:
         memory = self._connection.session.memory
         return None if memory is None else memory.arena.get(self._ask)
 
-    def _ask(self, size: int) -> memoryview | None:
+    def _ask(self, size: int) -> SharedPages | None:
         reply = self._link.call(
             self._connection,
             "OpenArena",
@@ -160,7 +161,8 @@ class Bytes:
             for index, payload in items:
                 view = memoryview(payload).cast("B")
                 with room.view[at : at + len(view)] as copy:
-                    copy[:] = view
+                    if len(view):
+                        copy_memory(view, copy)
                     request.items.append(write_item(index, copy))
                 request.offset.append(room.begin + at)
                 at += len(view)

@@ -20,6 +20,7 @@ from kvstore.plan.coverage import whole_blocks
 from kvstore.plan.planner import plan
 from kvstore.prefix.joined import JoinedKeys
 from kvstore.profile.layout import rows_edge, rows_needed
+from kvstore.store.base import Place
 from kvstore.types import KEY_BYTES, BlockKey, ItemId, ItemKind, StateSource
 
 WAIT_FOR_MAX = 256
@@ -90,21 +91,29 @@ def fetch_list(
 ) -> list[FetchItem | None]:
     """See Core.fetch_list."""
     check_fetch(lease, first_block=first_block, block_count=block_count, want_state=want_state)
-    items: list[FetchItem | None] = []
-    for number in range(first_block, first_block + block_count):
-        slot = lease.slots[number] if number < lease.intact else NO_SLOT
-        if slot == NO_SLOT:
-            items.append(None)
-            continue
-        items.append(
-            FetchItem(
-                ItemId(live.index.key(slot), ItemKind.BLOCK),
-                live.position(slot),
-                live.index.lineage(slot),
-                live.index.checks(slot),
-                place=live.place(slot),
+    index, end = live.index, first_block + block_count
+    slots = lease.slots[first_block : min(end, lease.intact)]
+    held = next((slot for slot in slots if slot != NO_SLOT), NO_SLOT)
+    items: list[FetchItem | None]
+    if held == NO_SLOT:
+        items = [None] * block_count
+    else:
+        # All of a lease are of one namespace.
+        figures, number = live.info(held).figures, index.number
+        tokens, length = figures.block_tokens, figures.block_bytes
+        items = [
+            None
+            if slot == NO_SLOT
+            else FetchItem(
+                ItemId(index.key(slot), ItemKind.BLOCK),
+                (number[slot] + 1) * tokens,
+                index.lineage(slot),
+                index.checks(slot),
+                Place(index.segment[slot], index.offset[slot], length),
             )
-        )
+            for slot in slots
+        ]
+        items += [None] * (block_count - len(items))
     if want_state:
         items += _state_items(live, lease)
     return items

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import mmap
 import os
 
 from kvstore.errors import LimitExceeded
 from kvstore.memory.extent import whole_pages
-from kvstore.types import BytesLike
+from kvstore.pages import SharedPages, copy_from
 
 ARENA_BYTES_MAX = 256 << 20
 """Of one arena: to give up more at once would hold up everybody else for tens of milliseconds."""
@@ -34,25 +33,23 @@ class Arena:
             os.ftruncate(self.descriptor, self.bytes)
             # Before anybody else has it: reading behind the end of a file that has shrunk kills who reads.
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
-            # Nothing is written to it here; only of such memory is the address told.
-            self._memory = mmap.mmap(self.descriptor, self.bytes)
+            # Nothing is written to it here.
+            self._shared = SharedPages(self.descriptor, self.bytes, writable=False)
         except BaseException:
             os.close(self.descriptor)
             raise
-        self._address = _address(self._memory)
 
     def copy(self, offset: int, target: memoryview) -> None:
         """What lies there now, `len(target)` bytes of it, all within the arena. Any thread."""
         assert 0 <= offset <= self.bytes - len(target)
         if len(target):
-            # As in copy_bytes.
-            ctypes.memmove(_address(target), self._address + offset, len(target))
+            copy_from(self._shared.address + offset, target)
 
     def close(self) -> None:
         """Give up the memory, also that of a process which still maps it: there it is zeros from now on."""
         _empty(self.descriptor, self.bytes)
         os.close(self.descriptor)
-        self._memory.close()
+        self._shared.view.release()
 
 
 class Arenas:
@@ -113,21 +110,6 @@ class Arenas:
         if arena.ended and not arena.users:
             arena.close()
             self.held_bytes -= arena.bytes
-
-
-def copy_bytes(source: BytesLike, target: memoryview) -> None:
-    """Of the same length, one byte or more."""
-    view = memoryview(source)
-    assert view.nbytes == len(target)
-    if view.readonly:
-        target[:] = view
-        return
-    # Slices are copied under the interpreter's lock, and would keep all others from it meanwhile.
-    ctypes.memmove(_address(target), _address(view), len(target))
-
-
-def _address(memory: mmap.mmap | memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def _empty(descriptor: int, size: int) -> None:

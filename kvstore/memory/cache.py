@@ -297,8 +297,11 @@ class BlockCache:
             gain = self._gain(shelf, before=None if oldest is None else oldest.tick)
             for extent in gain:
                 self._give_up(extent)
-            if not (gain and self._grow(shelf)) and shelf.idle:
-                self._evict(shelf, next(iter(shelf.idle)))
+            if not (gain and self._grow(shelf)) and oldest is not None:
+                # The rule where memory is full: it goes from hand to hand, and what it was is over with its next generation.
+                self._drop(shelf, self._keys[oldest])
+                del self._keys[oldest]
+                return oldest
         if not shelf.free:
             return None
         extent, slots = next(reversed(shelf.free.items()))
@@ -338,6 +341,8 @@ class BlockCache:
     def _gain(self, shelf: _Shelf, *, before: int | None) -> list[Extent]:
         """Spare extents of others, those used longest ago, without which there is room for another one of this shelf. None
         unless there is, nor of who used any of theirs since the tick `before`."""
+        if self._spare_bytes == shelf.spare_bytes:
+            return []
         lacking = self._lacking(shelf)
         if not 0 < lacking <= self._spare_bytes - shelf.spare_bytes:
             return []
@@ -399,11 +404,15 @@ class BlockCache:
             del self._spare[shelf]
 
     def _evict(self, shelf: _Shelf, key: Key) -> None:
+        self._release(self._drop(shelf, key))
+
+    def _drop(self, shelf: _Shelf, key: Key) -> Slot:
+        """The slot, which others find no more."""
         slot = shelf.idle.pop(key)
         del self._held[key]
         self.held_bytes -= slot.length
         self.evicted_total += 1
-        self._release(slot)
+        return slot
 
     def _release(self, slot: Slot) -> None:
         """Its generation moves on at once: who still reads it without a right to learns so."""

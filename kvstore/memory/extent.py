@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
-from contextlib import suppress
+
+from kvstore.pages import SharedPages
 
 PAGE = 4096
 GENERATION_BYTES = 8
@@ -38,9 +38,7 @@ class Extent:
         self.descriptor = os.memfd_create(f"kvstore-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, self.bytes)
-            self._memory = mmap.mmap(self.descriptor, self.bytes)
-            with suppress(OSError):  # only faster
-                self._memory.madvise(mmap.MADV_HUGEPAGE)
+            self._shared = SharedPages(self.descriptor, self.bytes, writable=True)
             # Ours is mapped already, and stays writable.
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
         except BaseException:
@@ -48,7 +46,7 @@ class Extent:
             raise
         self.pinned = self.given = self.tick = 0
         """Their owner's notes: slots in use by somebody, sessions that have the descriptor, and the last use of any slot."""
-        self._view = memoryview(self._memory)
+        self._view = self._shared.view
         self._generations = self._view[: GENERATION_BYTES * slots].cast("Q")
         self.slots = [Slot(self, index) for index in range(slots)]
 
@@ -63,17 +61,20 @@ class Extent:
         begin = self.slots_begin + index * self.slot_bytes
         return self._view[begin : begin + self.slot_bytes]
 
+    def enlarge(self, index: int) -> None:
+        """As SharedPages.enlarge, of a slot that is about to be filled. Any thread."""
+        begin = self.slots_begin + index * self.slot_bytes
+        self._shared.enlarge(begin, begin + self.slot_bytes)
+
     def close(self) -> None:
         """Give up the memory: it goes when nobody maps it any more."""
         self.slots = []
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+        # Where a view of a slot is still about, as of a call that has failed, its end is the mapping's.
         self._generations.release()
         self._view.release()
-        # Where a view of a slot is still about, as of a call that has failed, its end is the mapping's.
-        with suppress(BufferError):
-            self._memory.close()
 
 
 class Slot:
@@ -93,6 +94,10 @@ class Slot:
     @property
     def pages(self) -> memoryview:
         return self.extent.pages(self.index)
+
+    def enlarge(self) -> None:
+        """As Extent.enlarge."""
+        self.extent.enlarge(self.index)
 
     @property
     def payload(self) -> memoryview:

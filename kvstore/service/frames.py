@@ -78,7 +78,8 @@ class Incoming:
         self._filled = 0
         self._crc32 = 0
         self._is_right = False
-        self._xxh3 = xxhash.xxh3_64() if checks.has_xxh3 else None
+        self._xxh3: xxhash.xxh3_64 | None = None
+        """Of what came by and by."""
         self.sums: PayloadSums | None = None
         """What the log is going to say about it, where that is known already."""
 
@@ -92,39 +93,45 @@ class Incoming:
         part = data[: self.missing_bytes]
         self._buffer[self._filled : self._filled + len(part)] = part
         self._filled += len(part)
-        self._crc32 = isal_zlib.crc32(part, self._crc32)
-        if self._xxh3 is not None:
-            self._xxh3.update(part)
+        if not self.checks.has_xxh3:
+            self._crc32 = isal_zlib.crc32(part, self._crc32)
+            return len(part)
+        if self._xxh3 is None:
+            self._xxh3 = xxhash.xxh3_64()
+        self._xxh3.update(part)
         return len(part)
 
     def fill(self, copy: Callable[[memoryview], None], slices: Sequence[int]) -> None:
         """Take all of it at once: `copy` fills the memory that it is given. What is summed up is what lies here then,
         whatever the source says later, and the log needs no sums of its own. In any thread."""
         assert self._filled == 0
+        if self.shown is not None:
+            self.shown.enlarge()
         view = memoryview(self._buffer)
         copy(view)
         # XXH3 brings the bytes near, so that the others find them in a processor's cache.
         self.sums = payload_sums(view, slices)
-        self._crc32 = isal_zlib.crc32(view)
+        if not self.checks.has_xxh3:
+            self._crc32 = isal_zlib.crc32(view)
         self._filled = self.length
 
     def check(self) -> None:
-        """The item is whole: DamagedBytes when it does not have its checksums."""
+        """The item is whole: DamagedBytes when it does not have its checksum: the XXH3 that came with it, or else its
+        CRC-32. One of them says that these are the bytes that its writer summed up."""
         assert self.missing_bytes == 0, "the item is complete"
         if self._is_right:
             return
-        pairs = [("crc32", self._crc32, self.checks.crc32)]
-        if self._xxh3 is not None:
-            xxh3 = self._xxh3.intdigest() if self.sums is None else self.sums.xxh3_64
-            pairs.append(("xxh3_64", xxh3, self.checks.xxh3_64))
-        for field, got, announced in pairs:
-            if got != announced:
-                raise DamagedBytes(
-                    f"the bytes of {self.name} do not have their checksum",
-                    field=field,
-                    value=f"{got:#x}",
-                    allowed=f"{announced:#x} as announced",
-                )
+        field, got, announced = "crc32", self._crc32, self.checks.crc32
+        if self.checks.has_xxh3:
+            field, announced = "xxh3_64", self.checks.xxh3_64
+            got = (self._xxh3 or xxhash.xxh3_64()).intdigest() if self.sums is None else self.sums.xxh3_64
+        if got != announced:
+            raise DamagedBytes(
+                f"the bytes of {self.name} do not have their checksum",
+                field=field,
+                value=f"{got:#x}",
+                allowed=f"{announced:#x} as announced",
+            )
         self._is_right = True
 
     def payload(self) -> BytesLike:

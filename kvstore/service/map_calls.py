@@ -77,7 +77,10 @@ class _Mapping:
         # What has no room comes by Fetch, and is read from the disk for that, once.
         async with aclosing(self._engine.reader.read(rest.items(), rest, in_memory=True)) as batches:
             async for reads in batches:
-                yield await self._read(rest, number, reads)
+                reply = await self._read(rest, number, reads)
+                # The lease keeps them. Who ends it as soon as it has this answer is not to find their memory taken still.
+                reads.let_go()
+                yield reply
                 number += len(reads)
 
     def _in_memory(self, first: int, count: int) -> pb.MapReply | None:

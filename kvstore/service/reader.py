@@ -17,12 +17,14 @@ from collections.abc import (
 )
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Protocol, TypeVar
 
 from kvstore.clock import Clock
 from kvstore.core.base import FetchItem
 from kvstore.errors import DeviceError, LimitExceeded
-from kvstore.memory import BlockCache, Slot, copy_bytes
+from kvstore.memory import BlockCache, Slot
+from kvstore.pages import copy_memory
 from kvstore.service.gate import ReadGate
 from kvstore.service.mapping import row_of
 from kvstore.service.rates import ReadRate
@@ -40,7 +42,7 @@ BATCH_BYTES = 2 << 20
 """One read's payloads, but for a single item that is larger; what is in memory does not count. A fetch holds at most two
 batches."""
 
-MAPPED_BATCH_BYTES = 8 << 20
+MAPPED_BATCH_BYTES = 16 << 20
 """What is read to where it stays comes in larger ones: nothing is held for it but the slots where it stays, and each costs its way to
 a thread and back."""
 
@@ -81,6 +83,15 @@ class Read:
     item: FetchItem | None
     payload: BytesLike | None
     slot: Slot | None = None
+
+
+class Lent(list[Read]):
+    """A batch of the caller's, until the next one is asked for. `let_go`: its slots need not stay pinned for it any more: something
+    else keeps them, or nobody needs them. Calling it twice does nothing."""
+
+    def __init__(self, reads: Iterable[Read], let_go: Callable[[], None]) -> None:
+        super().__init__(reads)
+        self.let_go = let_go
 
 
 Part = tuple[int, int]
@@ -174,7 +185,7 @@ class Reader:
         part: Part | None = None,
         in_memory: bool = False,
         limit_bytes: int | None = None,
-    ) -> AsyncGenerator[Sequence[Read], None]:
+    ) -> AsyncGenerator[Lent, None]:
         """The items in their order, in batches, one read ahead; `items` is asked for no more than that. `part`: these
         bytes of each payload instead of all. `in_memory`: what memory has no room for is not read, and has no payload.
         `limit_bytes`: of one batch from the disk, where it is not to be what is usual. A batch's payloads are good until the
@@ -190,7 +201,7 @@ class Reader:
                 ahead = None
                 try:
                     ahead = self._start(batches, asked)
-                    yield loan.reads
+                    yield Lent(loan.reads, partial(self._unpin, loan.batch))
                 finally:
                     self._end(loan)
         finally:
@@ -395,9 +406,7 @@ class Reader:
         """Where a whole item is to be read to, if memory has room."""
         if self.memory is None or part is not None or item.place is None:
             return None
-        length = item.place.length
-        room_bytes = record_span(length) if length >= LARGE_PAYLOAD_BYTES else length
-        return self.memory.begin(domain, item.place, room_bytes=room_bytes)
+        return self.memory.begin(domain, item.place, room_bytes=_room_bytes(item.place.length))
 
     def _finish(self, item: FetchItem, slot: Slot, *, came: bool) -> bool:
         """No thread reads into the slot any more."""
@@ -450,7 +459,12 @@ class Reader:
         self, wanted: Sequence[Wanted], slots: Sequence[Slot | None]
     ) -> tuple[list[BytesLike | None], memoryview | None]:
         """In a reader thread: the payloads, each in its slot if it has one, the others in the room."""
-        needed = self._log.room_for(wanted)
+        for slot in slots:
+            if slot is not None:
+                slot.enlarge()
+        # What is large and has a slot is read to where it stays.
+        others = [each for each in wanted if each.room is None or each.place.length < LARGE_PAYLOAD_BYTES]
+        needed = self._log.room_for(others) if others else 0
         room = self._rooms.lend(needed) if needed else None
         payloads = self._read(wanted, room)
         for slot, payload in zip(slots, payloads, strict=True):
@@ -531,8 +545,16 @@ class Reader:
         return True
 
 
+@lru_cache(maxsize=64)
+def _room_bytes(length: int) -> int:
+    """Of the slot in which a payload is to lie; a large one lies there as its record does."""
+    return record_span(length) if length >= LARGE_PAYLOAD_BYTES else length
+
+
 def _gone(batch: _Batch) -> set[Place]:
     """Of its places, those that are nobody's any more."""
+    if not batch.stale:
+        return set()
     places = {item.place for item in batch.items if item is not None and item.place is not None}
     return {place for stale in batch.stale for place in places & stale}
 
@@ -547,7 +569,8 @@ def _copy_all(items: Sequence[FetchItem], slots: Sequence[Slot]) -> None:
         assert item.payload is not None
         length = memoryview(item.payload).nbytes
         begin = payload_gap(length) if length >= LARGE_PAYLOAD_BYTES else 0
-        copy_bytes(item.payload, slot.pages[begin : begin + length])
+        slot.enlarge()
+        copy_memory(memoryview(item.payload), slot.pages[begin : begin + length])
 
 
 def _wanted(item: FetchItem, part: Part | None, slot: Slot | None) -> Wanted:

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import platform
+import struct
 import sys
 import threading
 from collections.abc import Generator, Iterable, Iterator
@@ -28,36 +29,15 @@ _CALLS = {
 """Numbers of io_setup, io_destroy, io_getevents and io_submit."""
 
 _READ, _WRITE = 0, 1
+_ONE = ctypes.c_long(1)
 
 
-class _ControlBlock(ctypes.Structure):
-    """struct iocb of linux/aio_abi.h, for little-endian machines."""
+_CONTROL_BLOCK = struct.Struct("<QIIHhIQQqQII")
+"""struct iocb of linux/aio_abi.h, for little-endian machines: data, key, flags of the call, operation, priority, descriptor, buffer,
+length, offset, reserved, flags, descriptor of events."""
 
-    _fields_ = (
-        ("data", ctypes.c_uint64),
-        ("key", ctypes.c_uint32),
-        ("rw_flags", ctypes.c_uint32),
-        ("opcode", ctypes.c_uint16),
-        ("priority", ctypes.c_int16),
-        ("descriptor", ctypes.c_uint32),
-        ("buffer", ctypes.c_uint64),
-        ("length", ctypes.c_uint64),
-        ("offset", ctypes.c_int64),
-        ("reserved", ctypes.c_uint64),
-        ("flags", ctypes.c_uint32),
-        ("event_descriptor", ctypes.c_uint32),
-    )
-
-
-class _Event(ctypes.Structure):
-    """struct io_event."""
-
-    _fields_ = (
-        ("data", ctypes.c_uint64),
-        ("block", ctypes.c_uint64),
-        ("result", ctypes.c_int64),
-        ("result2", ctypes.c_int64),
-    )
+_EVENT = struct.Struct("<QQqq")
+"""struct io_event: data, block, result, a second result."""
 
 
 class _Kernel:
@@ -87,11 +67,13 @@ class _Context:
         self._id = ctypes.c_ulong(0)
         kernel.call(kernel.setup, ctypes.c_ulong(size), ctypes.byref(self._id))
         self._size = size
-        self._blocks = [_ControlBlock() for _ in range(size)]
+        # Packed whole: to set a field after another of a structure took longer than all the rest of a transfer.
+        self._blocks = ctypes.create_string_buffer(_CONTROL_BLOCK.size * size)
+        first = ctypes.addressof(self._blocks)
         self._pointers = [
-            (ctypes.POINTER(_ControlBlock) * 1)(ctypes.pointer(block)) for block in self._blocks
+            (ctypes.c_uint64 * 1)(first + _CONTROL_BLOCK.size * number) for number in range(size)
         ]
-        self._events = (_Event * size)()
+        self._events = ctypes.create_string_buffer(_EVENT.size * size)
         self._free = list(range(size))
         self._under_way: dict[int, tuple[Transfer, object]] = {}
 
@@ -103,17 +85,26 @@ class _Context:
         """Hand a transfer to the kernel. OSError where it does not take it; then nothing has begun."""
         memory = ctypes.c_char.from_buffer(transfer.view)
         number = self._free.pop()
-        block = self._blocks[number]
-        block.data = number
-        block.opcode = _WRITE if transfer.is_write else _READ
-        block.descriptor = descriptor
-        block.buffer = ctypes.addressof(memory)
-        block.length = len(transfer.view)
-        block.offset = transfer.offset
+        _CONTROL_BLOCK.pack_into(
+            self._blocks,
+            _CONTROL_BLOCK.size * number,
+            number,
+            0,
+            0,
+            _WRITE if transfer.is_write else _READ,
+            0,
+            descriptor,
+            ctypes.addressof(memory),
+            len(transfer.view),
+            transfer.offset,
+            0,
+            0,
+            0,
+        )
         # The kernel writes to this memory or reads from it: it is kept, whatever the caller does.
         self._under_way[number] = (transfer, memory)
         try:
-            self._kernel.call(self._kernel.submit, self._id, ctypes.c_long(1), self._pointers[number])
+            self._kernel.call(self._kernel.submit, self._id, _ONE, self._pointers[number])
         except OSError:
             del self._under_way[number]
             self._free.append(number)
@@ -126,7 +117,7 @@ class _Context:
                 count = self._kernel.call(
                     self._kernel.getevents,
                     self._id,
-                    ctypes.c_long(1),
+                    _ONE,
                     ctypes.c_long(self._size),
                     self._events,
                     None,
@@ -135,10 +126,10 @@ class _Context:
             except InterruptedError:
                 continue
         over = []
-        for event in self._events[:count]:
-            transfer, _ = self._under_way.pop(event.data)
-            self._free.append(event.data)
-            over.append((transfer, event.result))
+        for number, _, result, _ in _EVENT.iter_unpack(memoryview(self._events)[: _EVENT.size * count]):
+            transfer, _ = self._under_way.pop(number)
+            self._free.append(number)
+            over.append((transfer, result))
         return over
 
     def close(self) -> None:

@@ -498,11 +498,12 @@ def decode_slices(data: BytesLike, header: RecordHeader) -> list[SliceEnd] | Ver
 
 def payload_holds(header: RecordHeader, payload: BytesLike) -> bool:
     """Whether a whole payload has both checksums that it was written with."""
-    return (
-        memoryview(payload).nbytes == header.length
-        and crc32c(payload) == header.crc32c
-        and xxhash.xxh3_64_intdigest(payload) == header.xxh3_64
-    )
+    return payload_is_right(header, payload) and crc32c(payload) == header.crc32c
+
+
+def payload_is_right(header: RecordHeader, payload: BytesLike) -> bool:
+    """Whether a whole payload has the stronger of them, for who reads it; who looks after what is stored asks `payload_holds`."""
+    return memoryview(payload).nbytes == header.length and xxhash.xxh3_64_intdigest(payload) == header.xxh3_64
 
 
 def covering_slices(slices: Sequence[SliceEnd], begin: int, end: int) -> tuple[int, int]:

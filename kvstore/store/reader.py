@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -29,6 +29,7 @@ from kvstore.store.format import (
     decode_slices,
     payload_gap,
     payload_holds,
+    payload_is_right,
     record_span,
     slices_hold,
 )
@@ -104,19 +105,23 @@ class OpenFiles:
             self._files.pop(name).file.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
+class _Item(NamedTuple):
     """`number`: its place among what was asked for. `begin`, `end`: of the record in its file. `part`: what is wanted of
-    the payload."""
+    the payload. `holds`: what is compared with its head's checksums where it is read whole."""
 
     number: int
     place: Place
     begin: int
     end: int
     part: tuple[int, int]
+    holds: Holds
 
     def is_whole(self) -> bool:
         return self.part == (0, self.place.length)
+
+
+Holds = Callable[[RecordHeader, memoryview], bool]
+"""Whether a payload is what its record's head says."""
 
 
 @dataclass(slots=True)
@@ -245,7 +250,7 @@ class Reader:
         """Checked records in the order asked; None for what is damaged or gone."""
         # Neither key nor kind is looked at on this way.
         wanted = [Wanted(place, _NO_KEY, RecordKind.BLOCK) for place in places]
-        return self._read(_plan(wanted), len(places), None)
+        return self._read(_plan(wanted, payload_holds), len(places), None)
 
     def _read(self, runs: list[_Run], count: int, room: memoryview | None) -> list[Checked | None]:
         answers: list[Checked | None] = [None] * count
@@ -342,7 +347,7 @@ class Reader:
                     self._table.count_locked("quarantined_records")
 
 
-def _plan(wanted: Sequence[Wanted]) -> list[_Run]:
+def _plan(wanted: Sequence[Wanted], holds: Holds = payload_is_right) -> list[_Run]:
     """What is read together, by segment and offset. Impossible places are left out: they get no answer."""
     whole: list[_Item] = []
     runs: list[_Run] = []
@@ -353,7 +358,7 @@ def _plan(wanted: Sequence[Wanted]) -> list[_Run]:
         part = (begin, place.length if end is None else end)
         if not 0 <= part[0] <= part[1] <= place.length:
             continue
-        item = _Item(number, place, start, place.offset + place.length, part)
+        item = _Item(number, place, start, place.offset + place.length, part, holds)
         # A small record has no table of slices: it is read whole and cut.
         if place.length < LARGE_PAYLOAD_BYTES or (item.is_whole() and room is None):
             whole.append(item)
@@ -399,7 +404,7 @@ def _whole(identity: SegmentIdentity, item: _Item, data: memoryview) -> Checked 
     gap = payload_gap(header.length)
     payload = data[gap : gap + header.length]
     begin, end = item.part
-    return Checked(header, payload[begin:end], data[:gap]) if payload_holds(header, payload) else None
+    return Checked(header, payload[begin:end], data[:gap]) if item.holds(header, payload) else None
 
 
 def _part(identity: SegmentIdentity, file: DeviceFile, run: _Run) -> Checked | None:

@@ -323,7 +323,7 @@ def _left_behind(made: Rig, chain: Chain, end: str) -> None:
 def _send_damaged(reservation: Reservation, payloads: dict[int, bytes]) -> None:
     frames = list(write_frames(reservation.id, sorted(payloads.items())))
     last = next(frame for frame in reversed(frames) if frame.items)
-    last.items[-1].crc32 ^= 1
+    last.items[-1].xxh3_64 ^= 1
     reservation._link.call(reservation._connection, "Write", iter(frames), timeout=20)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from kvstore.errors import LimitExceeded, MemoryUnavailable, Unavailable
 from kvstore.memory import why_not_mapped
 from kvstore.memory.arena import Arena as Given
+from kvstore.pages import SharedPages
 from kvstore_client.arena import ARENA_BYTES, ARENA_BYTES_LEAST, Arena, Room, SessionArena
 from kvstore_client.memory import parse_line
 from tests.support.extents import give, line, lone_extent
@@ -19,8 +21,17 @@ from tests.unit.test_client_memory import Ends
 PAGE = 4096
 
 
+def pages_of(size: int) -> SharedPages:
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, size)
+        return SharedPages(descriptor, size, writable=True)
+    finally:
+        os.close(descriptor)
+
+
 def arena_of(pages: int) -> Arena:
-    return Arena(memoryview(bytearray(pages * PAGE)))
+    return Arena(pages_of(pages * PAGE))
 
 
 def taken(arena: Arena, length: int) -> Room:
@@ -44,12 +55,12 @@ def test_rooms_do_not_overlap_and_are_lent_again_when_they_came_back() -> None:
 
 
 def test_a_view_is_of_its_room_and_of_no_use_afterwards() -> None:
-    pages = memoryview(bytearray(2 * PAGE))
+    pages = pages_of(2 * PAGE)
     arena = Arena(pages)
     taken(arena, 10)
     room = taken(arena, 5)
     room.view[:] = b"later"
-    assert pages[PAGE : PAGE + 5] == b"later"
+    assert pages.view[PAGE : PAGE + 5] == b"later"
     view = room.view
     room.give_back()
     with pytest.raises(ValueError, match="released"):
@@ -94,11 +105,11 @@ def test_rooms_by_chance_never_overlap() -> None:
 def test_a_service_with_little_room_is_asked_for_less() -> None:
     asked: list[int] = []
 
-    def ask(size: int) -> memoryview:
+    def ask(size: int) -> SharedPages:
         asked.append(size)
         if size > 20 << 20:
             raise LimitExceeded("no room")
-        return memoryview(bytearray(size))
+        return pages_of(size)
 
     session = SessionArena()
     found = session.get(ask)
@@ -112,7 +123,7 @@ def test_a_service_with_little_room_is_asked_for_less() -> None:
 def test_refused_once_it_is_not_asked_for_again(error: Exception | None) -> None:
     asked: list[int] = []
 
-    def ask(size: int) -> memoryview | None:
+    def ask(size: int) -> SharedPages | None:
         asked.append(size)
         if error is not None:
             raise error
@@ -128,24 +139,24 @@ def test_refused_once_it_is_not_asked_for_again(error: Exception | None) -> None
 
 
 def test_a_failure_is_the_callers_and_the_next_one_asks_again() -> None:
-    def fails(size: int) -> memoryview:
+    def fails(size: int) -> SharedPages:
         raise Unavailable("away")
 
     session = SessionArena()
     with pytest.raises(Unavailable):
         session.get(fails)
-    assert session.get(lambda size: memoryview(bytearray(size))) is not None
+    assert session.get(pages_of) is not None
 
 
 def test_while_one_thread_asks_nobody_waits() -> None:
     asking, answer = threading.Event(), threading.Event()
 
-    def slow(size: int) -> memoryview:
+    def slow(size: int) -> SharedPages:
         asking.set()
         assert answer.wait(10)
-        return memoryview(bytearray(size))
+        return pages_of(size)
 
-    def never(size: int) -> memoryview:
+    def never(size: int) -> SharedPages:
         raise AssertionError("two have asked")
 
     session = SessionArena()
@@ -191,7 +202,7 @@ def test_what_is_written_to_it_the_other_end_reads(ends: Ends, given: Given) -> 
     tell(ends, 3, given)
     pages = ends.memory.find_arena(3)
     assert pages is not None
-    pages[PAGE : PAGE + 5] = b"hello"
+    pages.view[PAGE : PAGE + 5] = b"hello"
     copy = memoryview(bytearray(5))
     given.copy(PAGE, copy)
     assert copy == b"hello"
