@@ -58,6 +58,11 @@ class Peer:
         return f"unix:{self.socket}"
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None, "it was not started"
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
