@@ -20,7 +20,7 @@ WATCHERS_MAX = 32
 """Watch calls that may be open at once, each of which has a thread; one more is refused."""
 
 
-class Health(health_pb2_grpc.HealthServicer):
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """NOT_SERVING until `say`. Nothing is sent while its lock is held."""
 
     def __init__(self) -> None:
@@ -66,7 +66,8 @@ class Health(health_pb2_grpc.HealthServicer):
         """The first status that is not `said`; None where the call has ended."""
 
         def now() -> int:
-            return self._said.get(service, pb.HealthCheckResponse.SERVICE_UNKNOWN)
+            unknown: int = pb.HealthCheckResponse.SERVICE_UNKNOWN
+            return self._said.get(service, unknown)
 
         with self._changed:
             self._changed.wait_for(lambda: now() != said or not goes_on())
