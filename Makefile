@@ -57,7 +57,7 @@ test-traces: $(VENV)/.test
 
 test-long: $(VENV)/.test
 	KVSTORE_EXAMPLES=$(or $(EXAMPLES),10) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m long $(ARGS)
-	KVSTORE_EXAMPLES=$(or $(EXAMPLES),10) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --timeout 3600 tests/property $(ARGS)
+	KVSTORE_EXAMPLES=$(or $(EXAMPLES),10) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --timeout 3600 tests/property tests/sim $(ARGS)
 
 # Tools that a test finds missing it is skipped for, with the reason; KVSTORE_REQUIRE=helm,promtool makes that a failure.
 DEPLOY_TOOLS := $(abspath $(VENV))/deploy-tools

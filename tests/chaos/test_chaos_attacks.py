@@ -17,6 +17,7 @@ from kvstore.chaos.mounts import scratch_folder
 from kvstore.chaos.nospace import cases, run_out
 from kvstore.chaos.powercut import power_cuts
 from kvstore.chaos.tools import what_block_devices_lack, what_mounts_lack
+from tests.support.long import long
 
 Require = Callable[[str, bool, str], None]
 
@@ -59,31 +60,36 @@ def assert_clean(outcome: Outcome, rounds: int) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_acknowledged_is_lost_by_kills(scratch: Path, seed: int) -> None:
-    outcome = kill_rounds(30, seed=seed, scratch=scratch, progress=quiet)
-    assert_clean(outcome, 30)
-    assert outcome.acknowledged > 300
+@pytest.mark.parametrize("rounds", [12, long(120)])
+def test_nothing_acknowledged_is_lost_by_kills(scratch: Path, seed: int, rounds: int) -> None:
+    outcome = kill_rounds(rounds, seed=seed, scratch=scratch, progress=quiet)
+    assert_clean(outcome, rounds)
+    assert outcome.acknowledged > 5 * rounds
 
 
 @pytest.mark.slow
-def test_nothing_acknowledged_is_lost_by_kills_of_the_service(scratch: Path, seed: int) -> None:
+@pytest.mark.parametrize("rounds", [2, long(20)])
+def test_nothing_acknowledged_is_lost_by_kills_of_the_service(scratch: Path, seed: int, rounds: int) -> None:
     seen: set[str] = set()
 
     def look() -> None:
         seen.update(path.name for path in scratch.glob("kv-*/s/*"))
 
-    outcome = kill_service_rounds(5, seed=seed, scratch=scratch, progress=quiet, check=look)
-    assert_clean(outcome, 5)
+    outcome = kill_service_rounds(rounds, seed=seed, scratch=scratch, progress=quiet, check=look)
+    assert_clean(outcome, rounds)
     assert {"identity", "kvstore.sock"} <= seen, "the services work below the scratch folder"
     assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nbdkit")
-def test_nothing_acknowledged_is_lost_by_power_cuts_on_two_file_systems(scratch: Path, seed: int) -> None:
-    outcome = power_cuts(60, seed=seed, scratch=scratch, progress=quiet)
-    assert_clean(outcome, 60)
-    assert outcome.figures["states on ext4"] == outcome.figures["states on xfs"] == 30
+@pytest.mark.parametrize("states", [20, long(160)])
+def test_nothing_acknowledged_is_lost_by_power_cuts_on_two_file_systems(
+    scratch: Path, seed: int, states: int
+) -> None:
+    outcome = power_cuts(states, seed=seed, scratch=scratch, progress=quiet)
+    assert_clean(outcome, states)
+    assert outcome.figures["states on ext4"] == outcome.figures["states on xfs"] == states // 2
 
 
 @pytest.mark.slow
@@ -114,7 +120,8 @@ def test_a_device_that_fails_loses_nothing_and_erases_nothing(scratch: Path, see
 
 
 @pytest.mark.slow
-def test_flipped_bits_are_misses(scratch: Path, seed: int) -> None:
-    outcome = bit_flips(2_000, seed=seed, scratch=scratch, progress=quiet)
-    assert_clean(outcome, 2_000)
-    assert outcome.figures["below an open log"]["missed"] > 500
+@pytest.mark.parametrize("flips", [500, long(10_000)])
+def test_flipped_bits_are_misses(scratch: Path, seed: int, flips: int) -> None:
+    outcome = bit_flips(flips, seed=seed, scratch=scratch, progress=quiet)
+    assert_clean(outcome, flips)
+    assert outcome.figures["below an open log"]["missed"] > flips // 5

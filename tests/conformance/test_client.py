@@ -151,8 +151,17 @@ class Ground:
         ]
 
 
-@pytest.fixture(scope="module", params=TRANSPORTS, ids=lambda transport: transport.name)
-def transport(request: pytest.FixtureRequest) -> Transport:
+def grounds() -> Iterator[Any]:
+    """Every transport with every kind of client; in `make test` each transport with one of the loops."""
+    for number, transport in enumerate(TRANSPORTS):
+        often = ("sync", list(LOOPS)[number % len(LOOPS)])
+        for kind in ("sync", *LOOPS):
+            marks = () if kind in often else pytest.mark.long
+            yield pytest.param((transport, kind), id=f"{transport.name}-{kind}", marks=marks)
+
+
+@pytest.fixture(scope="module", params=grounds())
+def way(request: pytest.FixtureRequest) -> tuple[Transport, str]:
     return request.param
 
 
@@ -171,18 +180,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def transport(way: tuple[Transport, str]) -> Transport:
+    return way[0]
+
+
+@pytest.fixture(scope="module")
 def service(transport: Transport, folder: Path) -> Iterator[ServiceProcess]:
     with transport.runs(handoff=64 << 20, pool=64 << 20, **transport.options(folder)) as process:
         yield process
 
 
-@pytest.fixture(scope="module", params=["sync", *LOOPS])
-def thread(request: pytest.FixtureRequest) -> Iterator[LoopThread | None]:
+@pytest.fixture(scope="module")
+def thread(way: tuple[Transport, str]) -> Iterator[LoopThread | None]:
     """Where coroutines run; None for the client that has none."""
-    if request.param == "sync":
+    kind = way[1]
+    if kind == "sync":
         yield None
         return
-    thread = LoopThread(LOOPS[request.param])
+    thread = LoopThread(LOOPS[kind])
     yield thread
     thread.close()
 

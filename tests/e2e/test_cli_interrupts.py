@@ -32,8 +32,8 @@ SEGMENT_BYTES = 64 << 20
 BUDGET_BYTES = 1 << 30
 END_SECONDS = 10.0
 """Two, and what a machine adds that has six others to do as much for."""
-MOMENTS = 6
-RUNS = [2, long(8)]
+MOMENTS = 3
+RUNS = [1, long(8)]
 
 # A process that dies leaves its last segment without a footer: the next start looks through all of it.
 FILL = f"""
@@ -174,7 +174,8 @@ def test_a_verify_or_rebuild_interrupted_at_any_moment_ends_and_leaves_the_store
 
 def interrupted_runs(chance: random.Random, folder: Path, runs: int, *arguments: str) -> None:
     """Each is interrupted at a random moment after it has made its scratch folder below `folder`, by either signal in turn."""
-    for run in range(runs):
+    first = chance.randrange(2)
+    for run in range(first, first + runs):
         with command(*arguments, "--dir", str(folder)) as (process, terminal):
             while not any(folder.iterdir()):
                 assert not ended_before(process, 0.01), told(terminal)
@@ -250,7 +251,7 @@ def test_an_attack_interrupted_at_any_moment_removes_what_it_made(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, long(signal.SIGINT)])
 def test_a_stop_signal_ends_a_long_start_and_leaves_the_store_whole(number: signal.Signals) -> None:
     records = 40_000
     with short_directory() as directory:

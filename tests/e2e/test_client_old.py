@@ -35,8 +35,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceP
 def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """(name, interpreter) of an environment with what the client needs; an empty one where pip gets nothing."""
     folder = tmp_path_factory.mktemp(request.param)
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=INSTALL_SECONDS)
-    install = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    interpreter = str(folder / "bin" / "python")
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=INSTALL_SECONDS
+    )
+    pip = [sys.executable, "-m", "pip", "--python", interpreter, "--disable-pip-version-check"]
+    install = [*pip, "install", "-q", "--no-compile"]
     install += ["--retries", "1", "--timeout", "15"]
     # Only so is it what a user gets, and not what another test's installation has left.
     made = subprocess.run(
@@ -48,7 +52,7 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     )
     if made.returncode:
         return made.stderr.strip()[-300:] or "pip failed", ""
-    return request.param, install[0]
+    return request.param, interpreter
 
 
 @pytest.mark.slow

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,29 +57,22 @@ def trace(require, name: str, *, group: int = 1) -> LoadedLog:
     return loaded(path, group)
 
 
-# Each for itself, so that two processes share the work.
-@pytest.mark.parametrize(
-    ("policy", "sizes"),
-    [(name, [size]) for name in ("lru", "fifo", "belady") for size in SIZES] + [("infinite", SIZES)],
-)
-def test_chat_has_the_known_rates(require, policy: str, sizes: Sequence[str]) -> None:
+def cells(*short: tuple[str, str]) -> list[Any]:
+    """Policy and size: those of `make test`, and all others. A small log has them all, beside a plain reference of each
+    policy, in test_simulate_rates.py."""
+    every = [*((policy, size) for policy in ("lru", "fifo", "belady") for size in SIZES), ("infinite", "10%")]
+    return [*short, *(long(*cell) for cell in every if cell not in short)]
+
+
+@pytest.mark.parametrize(("policy", "size"), cells(("lru", "1%"), ("lru", "10%"), ("belady", "3%")))
+def test_chat_has_the_known_rates(require, policy: str, size: str) -> None:
     chat = trace(require, CHAT_LOG)
     assert (len(chat.log), chat.log.footprint) == (12_031, 182_790)
-    for row in Study(chat, Question(policies=[policy], sizes=sizes)).rows():
-        expected = CHAT[policy][SIZES.index(row.size)]
-        assert row.outcome.token_hit_rate == pytest.approx(expected, abs=0.15), row.size
+    [row] = Study(chat, Question(policies=[policy], sizes=[size])).rows()
+    assert row.outcome.token_hit_rate == pytest.approx(CHAT[policy][SIZES.index(size)], abs=0.15)
 
 
-AGENT_CELLS = [(policy, size) for policy in ("lru", "belady", "fifo") for size in SIZES]
-
-
-@pytest.mark.parametrize(
-    ("policy", "size"),
-    [
-        ("infinite", "10%"),
-        *(cell if cell in {("lru", "10%"), ("belady", "10%")} else long(*cell) for cell in AGENT_CELLS),
-    ],
-)
+@pytest.mark.parametrize(("policy", "size"), cells(("lru", "10%")))
 def test_agents_have_the_known_rates(require, policy: str, size: str) -> None:
     agents = trace(require, "claude_code_a.jsonl.gz", group=8)
     assert (len(agents.log), agents.log.block_tokens) == (22_818, 512)

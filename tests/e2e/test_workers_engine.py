@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from kvstore_client import CacheClient, Costs
 from kvstore_workers.runtime.engine import Engine
 from kvstore_workers.runtime.stop import Stop, Stopped
 from kvstore_workers.runtime.values import Computed, Prefixed
+from tests.support.long import long
 from tests.support.service import ServiceProcess, running_service
 from tests.support.workers import (
     COMPUTING_PAYS,
@@ -100,7 +101,7 @@ def test_a_second_turn_gives_the_bits_of_a_cold_run_from_every_source(
 
 
 @pytest.mark.parametrize(
-    "policy", ["zero", "endpoints", "periodic:64", "periodic:96", "full", "full+overlap"]
+    "policy", ["zero", "endpoints", "periodic:96", "full", long("periodic:64"), long("full+overlap")]
 )
 def test_five_turns_of_a_session_give_the_bits_of_cold_runs(
     service: ServiceProcess, admin: CacheClient, salt: str, policy: str
@@ -234,11 +235,17 @@ def pair(service: ServiceProcess, salt: str) -> Iterator[tuple[Engine, Engine]]:
         yield one, other
 
 
-@pytest.mark.parametrize("first", [1, 33, 65])
+# What a state is at each position is the model's own promise (tests/model).
+AT_EDGES = [1, 2, B - 1, B, B + 1, B + 17, 2 * B - 1, 2 * B, 2 * B + 1, 3 * B]
+
+
+@pytest.mark.parametrize(
+    "counts", [AT_EDGES, *(long(range(first, first + B)) for first in (1, B + 1, 2 * B + 1))]
+)
 def test_a_handoff_at_any_position_of_three_blocks_goes_on_as_a_cold_run(
-    pair: tuple[Engine, Engine], admin: CacheClient, first: int
+    pair: tuple[Engine, Engine], admin: CacheClient, counts: Iterable[int]
 ) -> None:
-    for count in range(first, first + B):
+    for count in counts:
         prompt = tokens_of(count, seed=1000 + count)
         handed = prefill(pair[0], request_of(prompt, 3))
         answer = decode(pair[1], request_of(prompt, 3), ticket=handed.ticket, first_token=handed.tokens[0])
@@ -359,7 +366,7 @@ def test_no_other_request_waits_while_this_one_leaves_its_handoff(service: Servi
 # ---- giving up ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", range(8))
+@pytest.mark.parametrize("steps", [0, 1, 4, *(long(steps) for steps in (2, 3, 5, 6, 7))])
 def test_a_request_that_is_given_up_leaves_nothing_open(
     service: ServiceProcess, admin: CacheClient, salt: str, steps: int
 ) -> None:

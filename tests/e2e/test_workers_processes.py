@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import signal
 from collections.abc import Iterator
@@ -437,6 +438,17 @@ def test_an_option_that_means_nothing_is_refused_and_not_taken_for_its_default(
     ended = run_command("worker", "decode", "--listen", "unix:w", *args)
     assert ended.returncode == 2
     assert words in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_ends_a_process_whichever_of_its_threads_receives_it(number: signal.Signals) -> None:
+    with TemporaryDirectory(prefix="kv-") as folder:
+        workers = [f"--{role}=unix:{folder}/{role}" for role in ("prefill", "decode")]
+        with Peer(Path(folder) / "g.sock", "gateway", *workers) as peer:
+            peer.wait_ready()
+            threads = {int(path.name) for path in Path(f"/proc/{peer.pid}/task").iterdir()} - {peer.pid}
+            assert ctypes.CDLL(None).tgkill(peer.pid, min(threads), number) == 0
+            assert peer.wait() == 0
 
 
 def test_a_second_worker_on_one_socket_is_refused(cluster: Cluster) -> None:

@@ -11,10 +11,12 @@ import torch
 
 from kvstore.profile.layout import rows_needed
 from kvstore_workers.model import RowsStart, Sequence, StateStart
+from tests.support.long import examples, one_in
 from tests.support.schedules import SCHEDULES, Kept, Run, blocks_of, same_bytes, sliced
 
 EVERY_POSITION = ("hca first, csa last", "flash formats, hca first")
-DECODED_FIRST, DECODED_LAST = 40, 100
+DECODED_FIRST = 40
+BEFORE_THE_LAST_EDGE = 12
 
 
 @pytest.fixture(scope="module", params=SCHEDULES)
@@ -32,7 +34,7 @@ def _check_kept(run: Run, kept: Kept, sequence: Sequence) -> None:
 
 def test_random_cuts_give_the_logits_blocks_states_and_rows_of_the_whole(run: Run) -> None:
     rng = random.Random(1)
-    for _ in range(3):
+    for _ in range(examples(1)):
         sequence, kept, parts = run.model.start(), Kept(), []
         while sequence.position < len(run.tokens):
             count = rng.choice([1, 2, 5, 17, 60, 128, 150])
@@ -46,7 +48,7 @@ def test_decoding_gives_the_logits_blocks_states_and_rows_of_a_prefill(run: Run)
     # From the first token on, and at the end, over an edge, where every selection has more than it takes; two go all the way.
     length = len(run.tokens)
     whole = run.name in EVERY_POSITION
-    middle = range(0) if whole else range(DECODED_FIRST, length - DECODED_LAST)
+    middle = range(0) if whole else range(DECODED_FIRST, run.edges[-1] - BEFORE_THE_LAST_EDGE)
     sequence, kept, logits = run.model.start(), Kept(), []
     while (at := sequence.position) < length:
         end = middle.stop if at in middle else at + 1
@@ -75,8 +77,8 @@ def test_every_source_at_every_edge_goes_on_as_the_prefill_did(run: Run) -> None
     for number, edge in enumerate(run.edges):
         blocks = run.blocks_before(edge)
         for order, (name, start) in enumerate(_sources(run, edge, rng)):
-            # Half of them, and the other half on the next schedule, where there are many edges.
-            if len(run.edges) > 4 and (number + order // 2 + schedule) % 2:
+            # A quarter of them, and the others on the next schedules, where there are many edges.
+            if len(run.edges) > 4 and (number + order // 2 + schedule) % one_in(4):
                 continue
             if start is None:
                 replay_from = max(0, edge - run.profile.exact_replay_tokens)
@@ -123,11 +125,11 @@ def _resume_and_check(run: Run, positions: list[int], *, after: int) -> None:
 
 
 def test_a_state_at_random_positions_goes_on_as_the_prefill_did(run: Run) -> None:
-    positions = sorted(random.Random(3).sample(range(1, len(run.tokens) - 20), 8))
+    positions = sorted(random.Random(3).sample(range(1, len(run.tokens) - 20), examples(4)))
     _resume_and_check(run, positions, after=60)
 
 
 @pytest.mark.parametrize("name", EVERY_POSITION)
 def test_a_state_at_every_position_goes_on_as_the_prefill_did(name: str) -> None:
     run = Run(SCHEDULES[name], name=name, seed=7)
-    _resume_and_check(run, list(range(1, 2 * run.profile.block_tokens + 20)), after=48)
+    _resume_and_check(run, list(range(1, 2 * run.profile.block_tokens + 20, one_in(3))), after=48)

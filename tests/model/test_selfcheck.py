@@ -11,6 +11,7 @@ from kvstore.profile.registry import get_profile
 from kvstore_workers.model import Model, ModelConfig, RowsStart, Sequence, StateStart, numerics, self_check
 from kvstore_workers.model.config import TILE
 from kvstore_workers.model.tensors import random_tensors
+from tests.support.long import long
 from tests.support.models import quick_config
 
 
@@ -24,8 +25,10 @@ def _unequal_by_itself() -> set[str]:
     return {key for key, ok in self_check(_tiny(3), far=()).details.items() if not ok}
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "threads"),
+    [(torch.float32, 1), (torch.bfloat16, 2), long(torch.float32, 2), long(torch.bfloat16, 1)],
+)
 def test_the_check_passes_and_leaves_the_smallest_tile_that_passed(dtype: torch.dtype, threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

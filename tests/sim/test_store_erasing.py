@@ -14,6 +14,7 @@ from kvstore.store.base import Place, Record, RecordKind, RecordLog, Wanted
 from kvstore.store.erasing import NOTE_NAME
 from kvstore.testing.sim_device import PowerCut, SimCatalog, SimDevice
 from kvstore.testing.store_suite import MIB, make_record
+from tests.support.long import one_in
 from tests.support.sim_store import open_sim
 
 BUDGET = 12 * MIB
@@ -22,7 +23,7 @@ GOES, STAYS = "one", "two"
 NOTE = b'{"tenant": "one"}'
 SIZES = (3328, 70_000, 120_000, 60_000)
 ROUNDS_MAX = 30
-EVERY = 7
+EVERY = one_in(20)
 """Of its calls: all of them pass, and take minutes."""
 
 

@@ -11,6 +11,7 @@ from kvstore.store.base import RecordKind, RecordLog, Wanted
 from kvstore.store.catalog import DEAD, Catalog, RamCatalog, SegmentRow, key_of, segment_row
 from kvstore.testing.sim_device import Inode, PowerCut, SimCatalog, SimDevice, SimFile
 from kvstore.testing.store_suite import MIB, make_record
+from tests.support.long import examples
 from tests.support.sim_store import BUDGET, COVERED, Scenario, open_sim, segments_of, within, works_again
 
 
@@ -74,7 +75,7 @@ def power_cut(seed: int, device: SimDevice, cut_within: int) -> None:
 
 def test_power_cuts_lose_nothing_acknowledged() -> None:
     first = random.SystemRandom().randrange(2**32)
-    for seed in [*range(200), *range(first, first + 150)]:
+    for seed in [*range(examples(80)), *range(first, first + examples(40))]:
         power_cut(seed, SimDevice(seed, short_writes=seed % 2 == 1), 260)
 
 

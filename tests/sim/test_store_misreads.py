@@ -13,6 +13,7 @@ from kvstore.store.format import PAGE
 from kvstore.store.segment import segment_name
 from kvstore.testing.sim_device import Inode, PowerCut, SimDevice, flipped
 from kvstore.testing.store_suite import make_record
+from tests.support.long import one_in
 from tests.support.sim_store import open_sim
 
 Bend = Callable[[Inode, int, bytes], bytes]
@@ -143,6 +144,8 @@ def test_one_misread_at_any_read_of_a_start_loses_nothing(torn: bool, with_catal
     assert {found.key for found in clean.records} >= crashed.kept.keys()
     tried = 0
     for number, (inode, offset, right) in enumerate(reads):
+        if number % one_in(3):
+            continue
         answers = {bend(inode, offset, right): what for what, bend in crashed.bends()}
         answers.pop(right, None)
         for answer, what in answers.items():
@@ -163,4 +166,4 @@ def test_one_misread_at_any_read_of_a_start_loses_nothing(torn: bool, with_catal
             log, again = open_sim(device, RamCatalog())
             assert {item.key for item in again.records} >= crashed.kept.keys(), note
             log.close()
-    assert tried > 100
+    assert tried > 60

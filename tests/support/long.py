@@ -19,6 +19,16 @@ def seeds(count: int, *, of: int) -> Iterable[Any]:
     return [*range(count), *map(long, range(count, of))]
 
 
+TIMES = int(os.environ.get("KVSTORE_EXAMPLES", "1"))
+"""How many times more than in `make test` is to be done."""
+
+
 def examples(count: int) -> int:
-    """How many examples Hypothesis makes: `count` times KVSTORE_EXAMPLES, which is 1 where it is not set."""
-    return count * int(os.environ.get("KVSTORE_EXAMPLES", "1"))
+    """How many examples Hypothesis makes, or seeds a loop has: `count` in `make test`."""
+    return count * TIMES
+
+
+def one_in(count: int) -> int:
+    """The step of a loop over all calls, or all places: `count` in `make test`, so that one in so many is tried; every one
+    where so many times more is asked for."""
+    return max(count // TIMES, 1)

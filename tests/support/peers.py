@@ -32,13 +32,23 @@ args = parser.parse_args()
 sys.exit(args.run(args))
 """
 
+# Long contexts are half of what a worker checks of its model, and no prompt here is long. One that is started fresh checks them.
+_WARM_PROGRAM = (
+    """
+import functools
+from kvstore_workers.runtime import process
+process.self_check = functools.partial(process.self_check, far=())
+"""
+    + _PROGRAM
+)
+
 
 def run_command(
     *args: str, seconds: float = START_SECONDS, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """A command that ends by itself: its exit code and what it wrote. `fresh`: by an interpreter that has imported nothing."""
     if not fresh:
-        return warm(WORKERS).run(_PROGRAM, args, seconds=seconds)
+        return warm(WORKERS).run(_WARM_PROGRAM, args, seconds=seconds)
     return subprocess.run(
         [sys.executable, "-c", _PROGRAM, *args], capture_output=True, text=True, timeout=seconds, check=False
     )
@@ -58,6 +68,11 @@ class Peer:
         return f"unix:{self.socket}"
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None, "it was not started"
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
@@ -65,7 +80,7 @@ class Peer:
         """Begin; `wait_ready` waits."""
         assert self._process is None, "it runs already"
         self._process = warm(WORKERS).start(
-            _PROGRAM, [*self._args, "--listen", self.target], output=self._log
+            _WARM_PROGRAM, [*self._args, "--listen", self.target], output=self._log
         )
         return self
 

@@ -23,9 +23,13 @@ SERVICE = (
     "kvstore.cli.disk",
     "kvstore.cli.plan",
     "kvstore.cli.profiles",
+    # What `serve` imports when it is asked to: most of what a start costs.
+    "kvstore.service.server",
+    "uvloop",
 )
 WORKERS = (
     "torch",
+    "grpc._server",
     "kvstore_workers.cli",
     "kvstore_workers.runtime.process",
     "kvstore_workers.runtime.gateway_process",

@@ -109,7 +109,7 @@ def test_storage_answers_with_one_object_and_leaves_nothing(
 def test_small_answers_with_one_object_and_leaves_nothing(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = main(["bench", "small", "--dir", str(disk), "--blocks", "4096", "--passes", "1", "--json"])
+    code = main(["bench", "small", "--dir", str(disk), "--blocks", "512", "--passes", "1", "--json"])
     answer = json.loads(capsys.readouterr().out)
     assert code == (1 if answer["missed"] else 0)
     assert answer["written_per_second"]["median"] > 0

@@ -25,6 +25,7 @@ from kvstore.store import Place, Record, RecordKind, RecordLog, Wanted, open_log
 from kvstore.store.device import DeviceFile, device_error
 from kvstore.testing.sim_device import SimDevice
 from kvstore.types import BlockKey, BytesLike, Checks, Lineage, NamespaceDigest
+from tests.support.long import long
 
 SEED = 7
 SEGMENT_BYTES = 1 << 20
@@ -553,7 +554,7 @@ PAGED_PAYLOAD_BYTES = 18 * 4096 - 736
 """Of a record that fills its pages, as a block of V4-Flash does."""
 
 
-@pytest.mark.parametrize(("skew", "keys"), [(0.8, 3000), (1.1, 3000), (0.0, 2000)])
+@pytest.mark.parametrize(("skew", "keys"), [(0.8, 3000), long(1.1, 3000), long(0.0, 2000)])
 async def test_under_steady_eviction_a_byte_stored_costs_the_drive_at_most_a_quarter_more(
     skew: float, keys: int
 ) -> None:
