@@ -73,11 +73,10 @@ class ReserveItem(NamedTuple):
     to_pool: bool = False
     to_ssd: bool = True
     lineage: Lineage = Lineage.EXACT
-    item_id: ItemId = field(init=False, repr=False, compare=False)
-    """Made once: it is asked for ten times on an item's way."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "item_id", ItemId(self.key, self.kind))
+    @property
+    def item_id(self) -> ItemId:
+        return ItemId(self.key, self.kind)
 
 
 class ReserveOutcome(IntEnum):
