@@ -194,7 +194,10 @@ def _followed(steps: Generator[Outcome, None, None], line: _Line) -> Outcome:
 
 
 def _verify_offline(directory: Path, rate: int, line: _Line, check: Check) -> Generator[Outcome, None, None]:
-    log, recovery = _open(directory, f"kvstore verify --socket {directory / 'kvstore.sock'}", line, check)
+    # One that has its sockets here was asked.
+    log, recovery = _open(
+        directory, "kvstore verify --socket DIR, with the directory of its --sockets", line, check
+    )
     begun = time.monotonic()
     with closing(log):
         outcome = Outcome(

@@ -116,7 +116,7 @@ class Core(LongWork):
         """Make a namespace known, or confirm it. `is_new` says which; a new one is to be recorded in the log before
         anyone hears of it, and withdrawn if that fails. `policy` counts for a new one only; None is the default.
 
-        GeometryMismatch (field, value, what it was opened with) when `name` is known with another identity;
+        GeometryMismatch (field, value, what it was opened with) when the tenant has `name` with another identity;
         InvalidArgument for a bad name or policy; PolicyTooLarge for a new one's policy that the states' share does not
         hold; LimitExceeded past the number of namespaces.
         """

@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 UNREAD_BATCHES_MAX = 2_000
 """Of a reader that does not keep up; what comes then is dropped for it, and is a gap."""
 
+UNREAD_SECONDS_MAX = 30.0
+"""How long a reader over TCP may take nothing of what is there for it. It is hung up on then: each would keep the batches that were told
+while it stood still, and there may be any number of them."""
+
 ANSWERS_MAX = 16
 """At once. Who asks when there are as many is told the end at once, and asks again."""
 
@@ -109,6 +113,7 @@ class Sender:
         zmq = self._zmq
         for option, value in options.items():
             end.setsockopt(option, value)
+        end.setsockopt(zmq.TCP_MAXRT, int(UNREAD_SECONDS_MAX * 1000))
         if "[" in endpoint:
             end.setsockopt(zmq.IPV6, 1)
         if endpoint.startswith(_IPC):

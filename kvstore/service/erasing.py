@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from kvstore.core import NamespaceInfo
 from kvstore.errors import KvstoreError, LimitExceeded, UnknownNamespace
 from kvstore.service.engine import Engine
+from kvstore.service.turns import by_turns
+from kvstore.types import NamespaceDigest
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +101,10 @@ class Erasing:
         forgotten = asyncio.ensure_future(self._forgotten.wait())
         await asyncio.wait({task, forgotten}, return_when=asyncio.FIRST_COMPLETED)
         forgotten.cancel()
+        if not self._forgotten.is_set():
+            # The disk took no note, or no record. Nobody finds any of it in this life all the same.
+            for digest in self._digests(tenant):
+                await by_turns(self._engine.core.clearing(digest), self._engine.discard)
 
     async def stop(self) -> None:
         """The service ends: what is left goes on with the next start."""
@@ -119,6 +125,9 @@ class Erasing:
             )
         return found
 
+    def _digests(self, tenant: str) -> list[NamespaceDigest]:
+        return [info.digest for info in self._engine.core.namespaces() if info.tenant == tenant]
+
     def _begin(self, tenant: str) -> None:
         self._tenant, self._now = tenant, Progress()
         self._forgotten.clear()
@@ -136,7 +145,7 @@ class Erasing:
 
         written = store.counters()["overwritten_bytes"]
         await writer.alone(begin)
-        namespaces = [info.digest for info in engine.core.namespaces() if info.tenant == tenant]
+        namespaces = self._digests(tenant)
 
         async def expect() -> None:
             await writer.in_thread(lambda: store.expect_clears(namespaces))

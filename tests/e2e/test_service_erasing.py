@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.errors import KvstoreError, UnknownNamespace
+from kvstore.errors import KvstoreError, NoSpace, UnknownNamespace
+from kvstore.store.device import DeviceFile, PosixDevice
 from kvstore_client import CacheClient
 from kvstore_client.aio import AsyncCacheClient
 from kvstore_client.values import Erased
 from tests.support.chains import Chain, identity_of
 from tests.support.polling import wait_for
-from tests.support.service import ServiceProcess, running_service
+from tests.support.service import ServiceProcess, running_service, short_directory
+from tests.support.serving import serving
 
 SEGMENT = 1 << 20
 PROFILE = "flash-slim"
@@ -129,6 +131,45 @@ def test_a_kill_in_the_middle_does_not_end_it(service: ServiceProcess, when: str
             tokens = BLOCKS * chain.namespace.block_tokens + 1
             found = client.lookup(chain.namespace.digest, chain.keys, prompt_tokens=tokens, lease=False)
             assert found.blocks_held == BLOCKS
+
+
+class NoNotes(PosixDevice):
+    """A disk without room for one more small file."""
+
+    def create(self, name: str, *, bulk: bool = False) -> DeviceFile:
+        if name.startswith("erasing.json"):
+            raise NoSpace("no space left on the device", field="file", value=name)
+        return super().create(name, bulk=bulk)
+
+
+async def test_a_start_on_a_full_disk_lets_nobody_find_what_was_being_erased() -> None:
+    def held(directory: Path) -> list[int]:
+        with CacheClient(directory, owner="look") as client:
+            return [
+                sum(each.held_bytes for each in client.tenants() if each.tenant == name) for name in names
+            ]
+
+    names = ("acme", "other")
+    with short_directory() as directory:
+        directory.mkdir()
+        async with serving(directory):
+
+            def store() -> None:
+                with CacheClient(directory, owner="store") as client:
+                    for name in names:
+                        stored(client, name, seeds=[1])
+
+            await asyncio.to_thread(store)
+        # As a kill leaves it that came before the first record.
+        (directory / "erasing.json").write_text('{"tenant": "acme"}')
+        async with serving(directory, device=NoNotes(directory)):
+            acme, other = await asyncio.to_thread(held, directory)
+            assert acme == 0 < other
+        assert (directory / "erasing.json").exists()
+        async with serving(directory):
+            await asyncio.to_thread(wait_for, lambda: not (directory / "erasing.json").exists(), 60)
+            acme, other = await asyncio.to_thread(held, directory)
+            assert acme == 0 < other
 
 
 def test_a_tenant_that_goes_on_writing_keeps_what_it_writes_and_the_erase_ends(

@@ -33,6 +33,16 @@ def _shell(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("command", [("stats",), ("top",), ("clear", "--all")])
+def test_a_certificate_is_named_as_clients_name_it_and_as_the_release_before_did(
+    command: tuple[str, ...],
+) -> None:
+    where = ("--address", "tcp://store:7700")
+    for cert, key in (("--cert", "--key"), ("--tls-cert", "--tls-key")):
+        args = build_parser().parse_args([*command, *where, cert, "c.pem", key, "k.pem"])
+        assert (args.cert, args.key) == ("c.pem", "k.pem")
+
+
 def test_no_cell_of_a_table_says_anything_to_a_terminal() -> None:
     text = table(
         [("x\x1b[2J\nroot  9", 1), ("\N{RIGHT-TO-LEFT OVERRIDE}y", 2), ("名", 3)], head=("tenant", "held")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -141,6 +142,30 @@ def test_an_engine_that_starts_again_counts_from_0_and_is_followed(engine: Engin
         engine.send([stored(9)])
         engine.send([stored(10)])
         assert numbers(reader, 2) == [(0, 0), (1, 0)]
+
+
+def test_a_new_life_whose_clock_was_set_back_is_followed_though_it_is_never_quiet(engine: Engine) -> None:
+    with reading(engine) as reader:
+        for number in range(6):
+            engine.send([stored(number)])
+        assert numbers(reader, 6)[-1] == (5, 0)
+        engine.restart()
+        engine.ts -= 1000.0
+        engine.send([stored(100)], is_lost=True)
+        engine.send([stored(101)])
+        heard: list[Any] = []
+        end = time.monotonic() + 20.0
+        while not heard and time.monotonic() < end:
+            # Its numbers are lower than those of the old life, and so are its times.
+            engine.pub.send_multipart([b"", *_last(engine)])
+            if (batch := reader.read(timeout=0.02)) is not None:
+                heard += batch.events
+        assert heard[0] == BlockStored(block_hashes=(100,), block_size=16)
+
+
+def _last(engine: Engine) -> list[bytes]:
+    number, payload = engine.kept[-1]
+    return [number.to_bytes(8, "big"), payload]
 
 
 def test_a_batch_that_cannot_be_read_is_passed_over_and_counted(engine: Engine) -> None:

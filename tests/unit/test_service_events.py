@@ -12,18 +12,20 @@ from typing import Any
 
 import pytest
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from kvstore.clock import ManualClock
 from kvstore.config import ServiceConfig
 from kvstore.core.changes import Journal
 from kvstore.errors import ConfigError
 from kvstore.events import sending
+from kvstore.events.base import BlockRemoved
 from kvstore.service import events
 from kvstore.service.events import Publisher, check_events
 from kvstore.service.timekeeping import ServiceTime
 from kvstore_client.events import reader
 from tests.support.core import B, CoreRig
-from tests.support.events import Follower, endpoints
+from tests.support.events import Follower, endpoints, free_port
 
 
 @pytest.fixture
@@ -284,6 +286,28 @@ def test_a_file_is_not_removed_for_a_socket_and_a_socket_that_somebody_has_is_no
     again = Sender(folder, events=f"ipc://{folder / 'left'}")
     again.publisher.open()
     again.publisher.close()
+
+
+def test_a_reader_that_takes_nothing_is_hung_up_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "UNREAD_SECONDS_MAX", 1.0)
+    sender = Sender(folder, events=f"tcp://127.0.0.1:{free_port()}").publisher.sender
+    sender.open()
+    try:
+        with zmq.Context() as context, context.socket(zmq.SUB) as reader:
+            seen = sender._pub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            for option, value in ((zmq.RCVHWM, 1), (zmq.RCVBUF, 4096), (zmq.SUBSCRIBE, b"")):
+                reader.setsockopt(option, value)
+            reader.connect(sender._endpoint)
+            assert seen.poll(30_000)
+            assert recv_monitor_message(seen)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            batch = [BlockRemoved(block_hashes=tuple(range(2000)), namespace=bytes(32))]
+            while not seen.poll(1):
+                sender.send(b"", batch, ts=0.0)
+            assert recv_monitor_message(seen)["event"] == zmq.EVENT_DISCONNECTED
+            sender._pub.disable_monitor()
+            seen.close()
+    finally:
+        sender.close()
 
 
 def test_a_long_answer_goes_in_turns_also_to_who_takes_it_as_fast(folder: Path) -> None:

@@ -62,7 +62,7 @@ class EventReader:
             self._ends = undo.pop_all()
         self._next: int | None = None
         self._ready: deque[Batch] = deque()
-        self._asked = self._newest = -float("inf")
+        self._asked = self._newest = self._went_on = -math.inf
         self.unreadable_total = 0
         self.replays_total = 0
 
@@ -107,11 +107,13 @@ class EventReader:
             return
         sequence, payload = int.from_bytes(frames[1], "big"), frames[2]
         if self._next is not None and sequence < self._next:
-            # One that an answer has told already; or its publisher has begun a new life, which begins to count again.
+            # One that an answer has told already; or its publisher has begun a new life, which begins to count again. Where its clock was
+            # set back both look alike, but answers are over soon.
             batch = self._parsed(sequence, payload)
-            if batch is None or batch.ts <= self._newest:
+            is_known = batch is None or batch.ts <= self._newest
+            if is_known and time.monotonic() - max(self._asked, self._went_on) < self._quiet_seconds:
                 return
-            self._next = None
+            self._next, self._newest = None, -math.inf
             if self._replay_endpoint:
                 self._ask(0)
         elif self._next is not None and sequence > self._next and self._replay_endpoint:
@@ -152,6 +154,7 @@ class EventReader:
     def _add(self, sequence: int, payload: bytes, *, missed: int) -> None:
         """The batch of this number is the next one."""
         self._next = sequence + 1
+        self._went_on = time.monotonic()
         batch = self._parsed(sequence, payload, missed=missed)
         if batch is None:
             self.unreadable_total += 1
