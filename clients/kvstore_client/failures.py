@@ -50,10 +50,17 @@ def broke_off(failure: KvstoreError) -> bool:
     cause = failure.__cause__
     if type(failure) is not Unavailable or not isinstance(cause, grpc.RpcError):
         return False
-    call = _as_call(cause)
-    return call.code() is grpc.StatusCode.UNAVAILABLE and not any(
-        name == ERROR_ENTRY for name, _ in call.trailing_metadata() or ()
-    )
+    return _as_call(cause).code() is grpc.StatusCode.UNAVAILABLE and not _has_name(cause)
+
+
+def was_answered(failure: KvstoreError) -> bool:
+    """Whether the service itself has ended the call with this error, so that it does nothing for it any more."""
+    cause = failure.__cause__
+    return isinstance(cause, grpc.RpcError) and _has_name(cause)
+
+
+def _has_name(error: grpc.RpcError) -> bool:
+    return any(name == ERROR_ENTRY for name, _ in _as_call(error).trailing_metadata() or ())
 
 
 def _as_call(error: grpc.RpcError) -> Any:

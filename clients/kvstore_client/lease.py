@@ -8,12 +8,13 @@ from contextlib import closing
 from types import TracebackType
 from typing import Self
 
-from kvstore.errors import InvalidArgument, LimitExceeded, MemoryUnavailable, UnknownLease
+from kvstore.errors import InvalidArgument, KvstoreError, LimitExceeded, MemoryUnavailable, UnknownLease
 from kvstore.profile.base import Profile
 from kvstore.profile.layout import SLICES_MAX, layer_slices
 from kvstore.types import StateSource
 from kvstore.v1 import cache_pb2 as pb
 from kvstore_client.dock import Dock
+from kvstore_client.failures import was_answered
 from kvstore_client.fetching import Fetching
 from kvstore_client.landing import checked, lend
 from kvstore_client.link import Connection, Link
@@ -213,10 +214,13 @@ class Lease(Protection):
             replies = self._link.stream(self._connection, "FetchDock", request, timeout=timeout)
             with closing(replies):
                 return checked(replies, targets)
-        except BaseException:
-            # Who has said nothing may be writing still; who has, is not, and loses nothing by this but time.
-            memory.dock.refuse()
-            dock.shut(lock, lambda: self._link.is_closed)
+        except BaseException as error:
+            # Who has said nothing may be writing still.
+            is_over = isinstance(error, KvstoreError) and was_answered(error)
+            if not is_over or isinstance(error, MemoryUnavailable):
+                memory.dock.refuse()
+            if not is_over:
+                dock.shut(lock, lambda: self._link.is_closed)
             raise
 
     def fetch_slices(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from kvstore.bytelock import lock_byte
-from kvstore.errors import KvstoreError, MemoryUnavailable, Unavailable
+from kvstore.errors import InvalidArgument, KvstoreError, MemoryUnavailable, Unavailable
 from kvstore.prefix.identity import NamespaceIdentity
 from kvstore.profile.keyed import KeyedProfile
 from kvstore_client import CacheClient, Deadlines, Dock, KeyedStore, OpaqueKey
@@ -181,6 +181,22 @@ def test_a_call_that_was_given_up_comes_back_when_nobody_writes_any_more(
         os.close(writer)
         thread.join(LATE)
     assert ended == [Unavailable]
+
+
+def test_what_the_service_refuses_by_name_leaves_the_dock_as_it_is(
+    store: KeyedStore, pool: mmap.mmap, admin: CacheClient
+) -> None:
+    rows = rows_of(pool)
+    keys = put(store, rows)
+    found = store._client.contains(store.digest, store._names(keys), lease=True)
+    lease, dock = found.lease, store._dock
+    assert lease is not None
+    assert dock is not None
+    with pytest.raises(InvalidArgument, match="block_count"):
+        lease.fetch_into(dock, [*rows, rows[0]])
+    before = moved(admin)[1]
+    assert lease.fetch_into(dock, rows) == [True] * 4
+    assert moved(admin)[1] == before + 4 * ROW
 
 
 def test_who_closes_its_client_waits_for_nobody(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import mmap
 import os
@@ -23,9 +24,12 @@ def pool_file(size: int) -> Iterator[tuple[int, mmap.mmap]]:
     descriptor = os.memfd_create("pool")
     try:
         os.ftruncate(descriptor, size)
-        with mmap.mmap(descriptor, size) as memory:
-            memory[:] = b"\xee" * size
-            yield descriptor, memory
+        memory = mmap.mmap(descriptor, size)
+        memory[:] = b"\xee" * size
+        yield descriptor, memory
+        # Frames of errors that were caught may hold views still.
+        gc.collect()
+        memory.close()
     finally:
         os.close(descriptor)
 

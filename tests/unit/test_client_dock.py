@@ -7,16 +7,22 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from kvstore.bytelock import lock_byte
 from kvstore.errors import DamagedBytes, InvalidArgument, MemoryUnavailable, Unavailable
 from kvstore.v1 import cache_pb2 as pb
+from kvstore_client import CacheClient
 from kvstore_client.dock import Dock, SessionDock
-from kvstore_client.landing import checked
+from kvstore_client.landing import checked, lend
 from kvstore_client.memory import parse_line
 from tests.support.docks import pool_file
+from tests.support.double import service_double
+from tests.support.service import short_directory
 
 PAGE = 4096
 SIZE = 16 * PAGE
@@ -151,6 +157,30 @@ def test_a_service_that_is_away_refuses_nothing(pool: tuple[int, mmap.mmap]) -> 
         session.lock_of(dock, away)
     assert session.lock_of(dock, lambda each, byte: None) is not None
     dock.close()
+
+
+def test_a_service_from_before_it_could_take_one_says_so(pool: tuple[int, mmap.mmap]) -> None:
+    def no_such_call(request: object, context: grpc.ServicerContext) -> None:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+
+    dock, session = dock_of(pool[1]), SessionDock()
+    with short_directory() as folder:
+        folder.mkdir()
+        asked_of_an_older_one(folder, no_such_call, dock, session)
+    dock.close()
+
+
+def asked_of_an_older_one(folder: Path, no_such_call: Any, dock: Dock, session: SessionDock) -> None:
+    with (
+        service_double(folder, answers={"OpenDock": no_such_call}),
+        CacheClient(folder, owner="t") as client,
+    ):
+        link = client._link
+        connection = link.connection()
+        with pytest.raises(MemoryUnavailable):
+            lend(link, connection, dock, 1)
+        assert session.lock_of(dock, lambda each, byte: lend(link, connection, each, byte)) is None
+        assert connection.usable()
 
 
 def test_a_session_line_may_bring_a_way() -> None:
