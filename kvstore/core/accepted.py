@@ -14,7 +14,7 @@ def accepted_segment(reservation_id: int) -> int:
 
 def accepted_place(reservation_id: int, index: int, length: int) -> Place:
     """Of the item with this place in its Reserve call, until it is durable. Nothing else has it meanwhile."""
-    return Place(accepted_segment(reservation_id), index, length)
+    return Place(ACCEPTED_SEGMENTS + reservation_id % ACCEPTED_SEGMENTS, index, length)
 
 
 def is_accepted(segment_id: int) -> bool:

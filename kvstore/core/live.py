@@ -122,7 +122,9 @@ class Live:
         return self.namespaces.by_number(self.index.space[slot])
 
     def place(self, slot: int) -> Place:
-        return Place(self.index.segment[slot], self.index.offset[slot], self.info(slot).figures.block_bytes)
+        index = self.index
+        figures = self.namespaces.by_number(index.space[slot]).figures
+        return Place(index.segment[slot], index.offset[slot], figures.block_bytes)
 
     def position(self, slot: int) -> int:
         return (self.index.number[slot] + 1) * self.info(slot).figures.block_tokens
@@ -144,9 +146,9 @@ class Live:
         now: float,
     ) -> int:
         """A new block, used now: so is its chain."""
-        if parent != NO_SLOT:
-            self.touch(parent, now)
         used = self.second(now)
+        if parent != NO_SLOT and self.index.used[parent] < used:
+            self.touch(parent, now)
         slot = self.index.insert(info.number, key, parent, place, checks=checks, lineage=lineage, used=used)
         self.ranks.on_insert(slot, below=parent)
         self.segments.add(place.segment_id, slot)

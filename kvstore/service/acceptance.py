@@ -107,8 +107,9 @@ class Acceptance:
         for granted, incoming in pairs:
             slot, incoming.shown = incoming.shown, None
             assert slot is not None
-            self._engine.reader.show(_item(upload, granted, incoming), slot)
-            shown.append((_place(upload, granted), slot))
+            place = _place(upload, granted)
+            self._engine.reader.show(_item(granted, incoming, place), slot)
+            shown.append((place, slot))
         return shown
 
     async def _copied(self, upload: Upload, pairs: Sequence[Pair]) -> list[tuple[Place, Slot]] | None:
@@ -119,11 +120,15 @@ class Acceptance:
         is_whole = False
         try:
             async for part in in_parts(pairs):
-                items = [_item(upload, granted, incoming) for granted, incoming in part]
+                places = [_place(upload, granted) for granted, _ in part]
+                items = [
+                    _item(granted, incoming, place)
+                    for (granted, incoming), place in zip(part, places, strict=True)
+                ]
                 slots = await engine.reader.kept(items, domain, engine.threads)
                 if slots is None:
                     return None
-                kept += zip((_place(upload, granted) for granted, _ in part), slots, strict=True)
+                kept += zip(places, slots, strict=True)
             is_whole = True
             return kept
         finally:
@@ -142,14 +147,14 @@ def _place(upload: Upload, granted: Granted) -> Place:
     return accepted_place(upload.reservation_id, granted.index, granted.item.length)
 
 
-def _item(upload: Upload, granted: Granted, incoming: Incoming) -> FetchItem:
+def _item(granted: Granted, incoming: Incoming, place: Place) -> FetchItem:
     item = granted.item
     return FetchItem(
         item.item_id,
         item.position,
         item.lineage,
         incoming.checks,
-        _place(upload, granted),
+        place,
         incoming.payload(),
     )
 

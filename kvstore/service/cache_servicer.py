@@ -32,7 +32,7 @@ from kvstore.service.tenant_limits import check_namespaces, check_tenant_of_call
 from kvstore.service.turns import mapped
 from kvstore.service.uploads import Upload
 from kvstore.service.waiting import until_end
-from kvstore.types import BlockKey
+from kvstore.types import BlockKey, ItemKind, Lineage
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import cache_pb2_grpc
 
@@ -294,18 +294,23 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         await self._sessions.hold(context)
 
 
+# Hundreds in a call: what is looked up is not to cost a name for an error that is not raised.
+_KINDS = {int(kind): kind for kind in ItemKind}
+_LINEAGES = {int(lineage): lineage for lineage in Lineage}
+_ON_SSD = frozenset((pb.ItemKind.BLOCK, pb.ItemKind.WINDOW_ROWS))
 _OUTCOMES = {outcome: pb.ReserveOutcome.Name(outcome) for outcome in ReserveOutcome}
 
 
 def _reserve_item(index: int, item: pb.ReserveItem) -> ReserveItem:
-    at = f"items[{index}]"
+    kind = item.kind
     return ReserveItem(
         BlockKey(item.key),
-        encode.take_kind(item.kind, field=f"{at}.kind"),
+        _KINDS.get(kind) or encode.take_kind(kind, field=f"items[{index}].kind"),
         item.parent,
         item.position,
         item.length,
         to_pool=item.to_pool,
-        to_ssd=item.to_ssd or item.kind in (pb.ItemKind.BLOCK, pb.ItemKind.WINDOW_ROWS),
-        lineage=encode.take_lineage(item.lineage, field=f"{at}.lineage"),
+        to_ssd=item.to_ssd or kind in _ON_SSD,
+        lineage=_LINEAGES.get(item.lineage)
+        or encode.take_lineage(item.lineage, field=f"items[{index}].lineage"),
     )

@@ -182,8 +182,9 @@ async def test_a_sync_that_fails_takes_back_what_was_accepted_and_it_can_be_stor
 async def test_after_a_write_that_failed_a_writer_is_told_until_one_succeeds() -> None:
     async with rig() as made:
         chain, after = (Chain.of(made.space, BLOCKS, seed=seed) for seed in (1, 2))
-        made.device.let_go(DeviceError("the sync failed"))
+        made.device.hold()
         assert (await made.store(made.writer, chain, Durability.ACCEPTED)).durability is Durability.ACCEPTED
+        made.device.let_go(DeviceError("the sync failed"))
         while (await made.figures())["uploads"]:
             continue
         for _ in range(2):
