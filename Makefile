@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    an agent session over real files, served from the prefix store"
-	@echo "make test    everything that must hold (needs no GPU, about 19 minutes on two cores)"
+	@echo "make test    everything that must hold (needs no GPU; types and layers: make check)"
 	@echo "make test-long  more of what make test does: every seed, ten times the examples, more moments, every known rate"
 	@echo "make test-traces  every known rate of the public traces that KVSTORE_TRACES points to"
 	@echo "make test-deploy  what operators use, with their tools: Helm, Kubernetes' schemas, Prometheus, systemd, hadolint, a browser"

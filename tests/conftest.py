@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 # gRPC reads it when it is imported. Its own fork handlers crash the child of a process with an asynchronous channel over TCP
 # now and then (grpcio 1.85); without them a child that leaves gRPC alone, as ours are made to, is safe.
@@ -15,7 +14,25 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-APART = frozenset({"test_simulate_traces.py"})
+SLOWEST = (
+    *(
+        "test_simulate_traces.py",
+        "test_workers_pools.py",
+        "test_across_hosts.py",
+        "test_workers_processes.py",
+    ),
+    *("test_workers_engine.py", "test_schedules.py", "test_chaos_attacks.py", "test_cli_interrupts.py"),
+    *("test_demo_session.py", "test_workers_failures.py", "test_workers_pipeline.py", "test_service_life.py"),
+    *(
+        "test_client.py",
+        "test_store.py",
+        "test_store_every_call.py",
+        "test_service_full_disk.py",
+        "test_selfcheck.py",
+    ),
+    *("test_service_writer.py", "test_simulate_rates.py", "test_client_old.py", "test_workers_policies.py"),
+)
+"""Files that take tens of seconds, first what takes longest: begun first, so that at the end no process waits long for another."""
 
 REQUIRED = frozenset(filter(None, os.environ.get("KVSTORE_REQUIRE", "").split(",")))
 
@@ -35,13 +52,18 @@ def require():
 
 
 class ByFile(LoadScopeScheduling):
-    """Each file to one process, so that what a module starts for all its tests is started once; but for long tests that share
-    nothing, which fill up whichever process is free."""
+    """Each file to one process, so that what a module starts for all its tests is started once; in the order of the tests."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::", 1)[0]
-        return nodeid if Path(file).name in APART else file
+        return nodeid.split("::", 1)[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    # That order is by the number of tests in a file.
+    config.option.loadscopereorder = False
     return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {name: rank for rank, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))

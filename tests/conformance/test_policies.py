@@ -17,6 +17,7 @@ from kvstore.policy import EVICTION_POLICIES, EvictionPolicy, LeafPolicy, LruPol
 from kvstore.policy.base import NO_HANDLE
 from kvstore.pool import StatePool
 from tests.support.core import B, CoreRig, identity
+from tests.support.long import examples
 
 NAMES = tuple(EVICTION_POLICIES)
 
@@ -351,6 +352,6 @@ class PolicyMachine(RuleBasedStateMachine):
 
 
 PolicyMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(25), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestPolicyMachine = PolicyMachine.TestCase

@@ -154,7 +154,7 @@ def picture(core: Core, report: LoadReport) -> dict[str, object]:
     }
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     blocks=st.integers(0, 120),

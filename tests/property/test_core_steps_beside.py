@@ -16,6 +16,7 @@ from kvstore.core.steps import Steps
 from kvstore.errors import LimitExceeded, UnknownLease, UnknownReservation
 from kvstore.types import ItemId, Lineage, Tier
 from tests.support.core import EAGER, B, CoreRig, checks_of
+from tests.support.long import seeds
 
 ACTIONS = 300
 SESSIONS = ("a", "b", "c")
@@ -265,7 +266,7 @@ def same(item: FetchItem) -> tuple[ItemId, Lineage, object]:
     return item.item, item.lineage, item.checks
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(15, of=120))
 def test_whatever_comes_between_two_steps_the_laws_hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("accepting", "leaving", "showing", "writing", "ending", "reservations"):
         monkeypatch.setattr(f"kvstore.core.{module}.ITEMS_AT_ONCE", 3)

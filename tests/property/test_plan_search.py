@@ -194,7 +194,7 @@ def policies(profile: Profile) -> st.SearchStrategy[WindowPolicy]:
 
 @pytest.mark.parametrize("profile", MADE_UP, ids=lambda profile: profile.name)
 @pytest.mark.parametrize("exact_only", [True, False])
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_no_way_is_cheaper_than_the_plan(profile: Profile, exact_only: bool, data: st.DataObject) -> None:
     most = 8 if profile is TINY else 24
@@ -221,7 +221,7 @@ def test_no_way_is_cheaper_than_the_plan(profile: Profile, exact_only: bool, dat
 
 
 @pytest.mark.parametrize("profile", MADE_UP, ids=lambda profile: profile.name)
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_a_bounded_plan_is_exact_only_with_exact_bytes(profile: Profile, data: st.DataObject) -> None:
     size, most = profile.block_tokens, 8
@@ -266,7 +266,7 @@ def test_a_bounded_plan_is_exact_only_with_exact_bytes(profile: Profile, data: s
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES.keys())
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(16), deadline=None)
 @given(data=st.data())
 def test_the_shipped_profiles_are_planned_as_cheaply_as_can_be(profile: Profile, data: st.DataObject) -> None:
     size = profile.block_tokens

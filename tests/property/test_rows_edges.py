@@ -24,7 +24,7 @@ PROFILES = (
 )
 
 
-@settings(max_examples=examples(600), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     profile=st.sampled_from(PROFILES),
     held=st.lists(st.sampled_from([0, 1, 1, 1]), max_size=30),

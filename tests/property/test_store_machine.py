@@ -21,6 +21,7 @@ from kvstore.store.catalog import LmdbCatalog
 from kvstore.store.format import payload_gap
 from kvstore.testing.sim_device import PowerCut, SimCatalog, SimDevice
 from kvstore.testing.store_suite import MIB, make_record
+from tests.support.long import examples
 from tests.support.sim_store import (
     BUDGET,
     COVERED,
@@ -35,7 +36,7 @@ from tests.support.sim_store import (
     works_again,
 )
 
-EXAMPLES = int(os.environ.get("KVSTORE_MACHINE_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("KVSTORE_MACHINE_EXAMPLES", examples(25)))
 HOUR = 3600.0
 KEEP = 72 * HOUR
 """So long a caller wants its records kept since their last use."""

@@ -107,7 +107,7 @@ def test_a_reader_that_is_slow_once_is_given_more_time(folder: Path) -> None:
         encoding="utf-8",
     )
     # Enough for the second one even on a busy machine, since it gets several times as long.
-    assert read_in_child(data_of(folder), program=program, deadline_seconds=5.0) == ROWS
+    assert read_in_child(data_of(folder), program=program, deadline_seconds=2.0) == ROWS
     assert begun.exists()
 
 

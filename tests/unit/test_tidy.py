@@ -38,11 +38,6 @@ def test_format_is_clean() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_types_are_strict_and_clean() -> None:
-    done = _run(sys.executable, "-m", "mypy")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_generated_code_is_what_the_protos_give(require: Callable[[str, bool, str], None]) -> None:
     tools = ROOT / ".venv" / "proto-tools" / "grpc_tools"
     require("protoc", tools.is_dir(), "the pinned protoc is not installed; `make test` installs it")
