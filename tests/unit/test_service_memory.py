@@ -174,6 +174,24 @@ async def test_where_only_memory_is_wanted_what_has_no_room_there_is_not_read_an
         assert nothing_is_pinned(memory)
 
 
+async def test_what_somebody_else_keeps_is_let_go_of_before_the_next_batch_is_asked_for() -> None:
+    memory = BlockCache(ROOMY)
+    with rig(3, memory=memory) as made:
+        pins = Pins(memory)
+        async with aclosing(made.reader.read(made.items, made, in_memory=True)) as batches:
+            reads = await anext(batches)
+            slots = [read.slot for read in reads if read.slot is not None]
+            pins.keep(1, slots)
+            for _ in range(2):
+                reads.let_go()
+                assert [slot.pins for slot in slots] == [1, 1, 1]
+            assert [slot.payload for slot in slots] == [payload_of(number) for number in range(3)]
+            pins.end(1)
+            assert nothing_is_pinned(memory)
+        assert nothing_is_pinned(memory)
+        assert made.reader.gate.held_bytes == 0
+
+
 async def test_what_another_read_while_this_waited_is_not_read_again() -> None:
     memory = BlockCache(ROOMY)
     with rig(3, memory=memory, gate_bytes=1) as made:
