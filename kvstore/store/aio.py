@@ -32,9 +32,9 @@ _READ, _WRITE = 0, 1
 _ONE = ctypes.c_long(1)
 
 
-_CONTROL_BLOCK = struct.Struct("<QIIHhIQQqQII")
+_CONTROL_BLOCK = struct.Struct("<QIIHhiQQqQII")
 """struct iocb of linux/aio_abi.h, for little-endian machines: data, key, flags of the call, operation, priority, descriptor, buffer,
-length, offset, reserved, flags, descriptor of events."""
+length, offset, reserved, flags, descriptor of events. Descriptors have a sign, so that the kernel is asked about one that is closed, and refuses it."""
 
 _EVENT = struct.Struct("<QQqq")
 """struct io_event: data, block, result, a second result."""
