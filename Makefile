@@ -13,8 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    an agent session over real files, served from the prefix store"
-	@echo "make test    everything that must hold (needs no GPU; types and layers: make check)"
-	@echo "make test-long  more of what make test does: every seed, ten times the examples, more moments, every known rate"
+	@echo "make test    everything that must hold (needs no GPU; types: make check)"
+	@echo "make test-long  more of what make test does: every seed, call and way, ten times the examples, every known rate"
 	@echo "make test-traces  every known rate of the public traces that KVSTORE_TRACES points to"
 	@echo "make test-deploy  what operators use, with their tools: Helm, Kubernetes' schemas, Prometheus, systemd, hadolint, a browser"
 	@echo "make manifests  render ops/deploy/kubernetes/ from the chart again"
@@ -57,7 +57,7 @@ test-traces: $(VENV)/.test
 
 test-long: $(VENV)/.test
 	KVSTORE_EXAMPLES=$(or $(EXAMPLES),10) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m long $(ARGS)
-	KVSTORE_EXAMPLES=$(or $(EXAMPLES),10) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --timeout 3600 tests/property tests/sim $(ARGS)
+	KVSTORE_EXAMPLES=$(or $(EXAMPLES),10) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --timeout 3600 tests/property tests/sim tests/model tests/conformance tests/e2e/test_workers_failures.py tests/e2e/test_workers_pipeline.py $(ARGS)
 
 # Tools that a test finds missing it is skipped for, with the reason; KVSTORE_REQUIRE=helm,promtool makes that a failure.
 DEPLOY_TOOLS := $(abspath $(VENV))/deploy-tools

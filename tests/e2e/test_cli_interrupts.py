@@ -228,10 +228,10 @@ def test_a_bench_of_memory_interrupted_at_any_moment_ends_its_service(
     "arguments",
     [
         ("kill", "--rounds", "100000"),
-        ("kill", "--rounds", "100000", "--target", "service"),
-        ("bitflip", "--flips", "1000000"),
+        long(("kill", "--rounds", "100000", "--target", "service")),
+        long(("bitflip", "--flips", "1000000")),
         ("nospace",),
-        ("eio",),
+        long(("eio",)),
         ("powercut", "--states", "100000"),
     ],
     ids=lambda arguments: "-".join(arguments[::4]),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.long import long
 from tests.support.remote import TOKENS, make_secrets, port_of
 from tests.support.service import ServiceProcess, running_service
 
@@ -31,7 +32,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceP
         yield process, folder
 
 
-@pytest.fixture(scope="module", params=ENVIRONMENTS)
+# What is newest is nearly what all other tests run with.
+@pytest.fixture(scope="module", params=["oldest", long("newest")])
 def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """(name, interpreter) of an environment with what the client needs; an empty one where pip gets nothing."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -21,6 +21,7 @@ from kvstore.v1 import worker_pb2_grpc
 from kvstore_client import CacheClient, Costs
 from kvstore_client.lease import Lease
 from kvstore_workers.runtime.stop import Stop, Stopped
+from tests.support.long import one_in
 from tests.support.peers import Peer
 from tests.support.service import ServiceProcess, running_service
 from tests.support.workers import (
@@ -131,8 +132,7 @@ def test_a_sliced_fetch_that_breaks_at_any_item_changes_no_token_and_stores_noth
 ) -> None:
     history = tokens_of(6 * B + 3, seed=54)
     longer = history + tokens_of(40, seed=55)
-    # A replay adds computing to each: every third item will do.
-    for number in range(1, 60, 1 if drop is None else 3):
+    for number in range(1, 60, one_in(3)):
         error = (Unavailable("killed"), NoSpace("full"))[number % 2]
         client = BreakingClient(service.directory, number=number, error=error)
         with engine_on(client, salt=f"{salt}-{number}", sliced_bytes=0) as engine:

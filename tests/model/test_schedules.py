@@ -11,15 +11,15 @@ import torch
 
 from kvstore.profile.layout import rows_needed
 from kvstore_workers.model import RowsStart, Sequence, StateStart
-from tests.support.long import examples, one_in
-from tests.support.schedules import SCHEDULES, Kept, Run, blocks_of, same_bytes, sliced
+from tests.support.long import examples, long, one_in
+from tests.support.schedules import OFTEN, SCHEDULES, Kept, Run, blocks_of, same_bytes, sliced
 
 EVERY_POSITION = ("hca first, csa last", "flash formats, hca first")
 DECODED_FIRST = 40
 BEFORE_THE_LAST_EDGE = 12
 
 
-@pytest.fixture(scope="module", params=SCHEDULES)
+@pytest.fixture(scope="module", params=[name if name in OFTEN else long(name) for name in SCHEDULES])
 def run(request: pytest.FixtureRequest) -> Run:
     name = request.param
     return Run(SCHEDULES[name], name=name, seed=zlib.crc32(name.encode()))
@@ -77,7 +77,7 @@ def test_every_source_at_every_edge_goes_on_as_the_prefill_did(run: Run) -> None
     for number, edge in enumerate(run.edges):
         blocks = run.blocks_before(edge)
         for order, (name, start) in enumerate(_sources(run, edge, rng)):
-            # A quarter of them, and the others on the next schedules, where there are many edges.
+            # A quarter of them, and the others on other schedules, where there are many edges.
             if len(run.edges) > 4 and (number + order // 2 + schedule) % one_in(4):
                 continue
             if start is None:

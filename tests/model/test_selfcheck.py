@@ -65,9 +65,9 @@ def test_a_model_whose_bits_depend_on_the_tile_gets_a_tile_of_its_own(
 @pytest.mark.parametrize(
     ("broken", "ways"),
     [
-        (StateStart, ("resumed", "resumed by slices")),
         (RowsStart, ("from rows", "from rows with overlap")),
-        (type(None), ("replayed",)),
+        long(StateStart, ("resumed", "resumed by slices")),
+        long(type(None), ("replayed",)),
     ],
 )
 def test_a_model_that_restores_wrongly_fails_at_every_tile(

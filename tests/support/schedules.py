@@ -110,6 +110,27 @@ SCHEDULES = {
     "bfloat16, flash formats": Schedule((hca(), csa()), dtype=torch.bfloat16, formats=FLASH, topk=32),
 }
 
+OFTEN = (
+    *(
+        "window",
+        "csa",
+        "hca",
+        "window, csa",
+        "hca, csa",
+        "csa, csa",
+        "hca first, csa last",
+        "ratios 2 and 8, 8 and 32",
+    ),
+    *(
+        "blocks of one group",
+        "a window of more than a tile",
+        "blocks of two tiles",
+        "flash formats, hca first",
+    ),
+    *("lowest formats", "bfloat16, flash formats"),
+)
+"""Every kind of layer first and last, every way to select, every format; the others put the same together otherwise."""
+
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()

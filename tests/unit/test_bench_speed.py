@@ -107,8 +107,11 @@ def test_storage_answers_with_one_object_and_leaves_nothing(
 
 
 def test_small_answers_with_one_object_and_leaves_nothing(
-    disk: Path, capsys: pytest.CaptureFixture[str]
+    disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Otherwise it writes gigabytes before it measures.
+    monkeypatch.setattr("kvstore.bench.blocks.SEGMENT_BYTES", 16 << 20)
+    monkeypatch.setattr("kvstore.bench.small.SEGMENT_BYTES", 16 << 20)
     code = main(["bench", "small", "--dir", str(disk), "--blocks", "512", "--passes", "1", "--json"])
     answer = json.loads(capsys.readouterr().out)
     assert code == (1 if answer["missed"] else 0)
