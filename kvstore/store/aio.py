@@ -34,7 +34,7 @@ _ONE = ctypes.c_long(1)
 
 _CONTROL_BLOCK = struct.Struct("<QIIHhiQQqQII")
 """struct iocb of linux/aio_abi.h, for little-endian machines: data, key, flags of the call, operation, priority, descriptor, buffer,
-length, offset, reserved, flags, descriptor of events. Descriptors have a sign, so that the kernel is asked about one that is closed, and refuses it."""
+length, offset, reserved, flags, descriptor of events. The descriptor has a sign, so that one that is closed is the kernel's to refuse."""
 
 _EVENT = struct.Struct("<QQqq")
 """struct io_event: data, block, result, a second result."""
