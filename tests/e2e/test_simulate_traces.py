@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -57,22 +56,30 @@ def trace(require, name: str, *, group: int = 1) -> LoadedLog:
     return loaded(path, group)
 
 
-def cells(*short: tuple[str, str]) -> list[Any]:
-    """Policy and size: those of `make test`, and all others. A small log has them all, beside a plain reference of each
-    policy, in test_simulate_rates.py."""
-    every = [*((policy, size) for policy in ("lru", "fifo", "belady") for size in SIZES), ("infinite", "10%")]
-    return [*short, *(long(*cell) for cell in every if cell not in short)]
-
-
-@pytest.mark.parametrize(("policy", "size"), cells(("lru", "10%"), ("belady", "3%")))
-def test_chat_has_the_known_rates(require, policy: str, size: str) -> None:
+# Each for itself, so that two processes share the work.
+@pytest.mark.parametrize(
+    ("policy", "sizes"),
+    [(name, [size]) for name in ("lru", "fifo", "belady") for size in SIZES] + [("infinite", SIZES)],
+)
+def test_chat_has_the_known_rates(require, policy: str, sizes: Sequence[str]) -> None:
     chat = trace(require, CHAT_LOG)
     assert (len(chat.log), chat.log.footprint) == (12_031, 182_790)
-    [row] = Study(chat, Question(policies=[policy], sizes=[size])).rows()
-    assert row.outcome.token_hit_rate == pytest.approx(CHAT[policy][SIZES.index(size)], abs=0.15)
+    for row in Study(chat, Question(policies=[policy], sizes=sizes)).rows():
+        expected = CHAT[policy][SIZES.index(row.size)]
+        assert row.outcome.token_hit_rate == pytest.approx(expected, abs=0.15), row.size
 
 
-@pytest.mark.parametrize(("policy", "size"), cells(("lru", "10%")))
+@pytest.mark.parametrize(
+    ("policy", "size"),
+    [
+        ("infinite", "10%"),
+        *(
+            (policy, size) if size == "10%" else long(policy, size)
+            for policy in ("lru", "belady", "fifo")
+            for size in SIZES
+        ),
+    ],
+)
 def test_agents_have_the_known_rates(require, policy: str, size: str) -> None:
     agents = trace(require, "claude_code_a.jsonl.gz", group=8)
     assert (len(agents.log), agents.log.block_tokens) == (22_818, 512)
@@ -83,8 +90,7 @@ def test_agents_have_the_known_rates(require, policy: str, size: str) -> None:
 CHAT_TTL = {"1m": (10.5, 2.5), "5m": (29.3, 10.3), "15m": (36.2, 24.7), "1h": (37.4, 51.5)}
 
 
-# What a retention keeps has a plain reference in test_simulate_rates.py.
-@pytest.mark.parametrize("text", [long(text) for text in CHAT_TTL])
+@pytest.mark.parametrize("text", ["5m", *(long(text) for text in CHAT_TTL if text != "5m")])
 def test_chat_has_the_known_rates_under_retentions(require, text: str) -> None:
     chat = trace(require, CHAT_LOG)
     [row] = Study(chat, Question(ttl=[(text, parse_time(text, name="--ttl"))])).rows()
