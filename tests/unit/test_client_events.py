@@ -25,7 +25,8 @@ class Engine:
 
     def __init__(self) -> None:
         self.context = zmq.Context()
-        self.pub = self.context.socket(zmq.PUB)
+        # As PUB, and it tells of who has come to listen.
+        self.pub = self.context.socket(zmq.XPUB)
         port = self.pub.bind_to_random_port("tcp://127.0.0.1")
         self.router = self.context.socket(zmq.ROUTER)
         again = self.router.bind_to_random_port("tcp://127.0.0.1")
@@ -54,6 +55,13 @@ class Engine:
             self.pub.send_multipart([b"", self.next.to_bytes(8, "big"), data])
         self.next += 1
 
+    def wait_for_listener(self) -> None:
+        """What is sent before that reaches nobody."""
+        while True:
+            assert self.pub.poll(20_000), "a reader listens"
+            if self.pub.recv()[:1] == b"\x01":
+                return
+
     def restart(self) -> None:
         self.kept, self.next = [], 0
 
@@ -79,6 +87,7 @@ def reading(engine: Engine, *, replay: bool = True) -> Iterator[EventReader]:
     with EventReader(
         engine.endpoint, replay=engine.replay if replay else None, quiet_seconds=0.1, answer_seconds=1.0
     ) as reader:
+        engine.wait_for_listener()
         yield reader
 
 

@@ -111,7 +111,7 @@ class EventReader:
             # set back both look alike, but answers are over soon.
             batch = self._parsed(sequence, payload)
             is_known = batch is None or batch.ts <= self._newest
-            if is_known and time.monotonic() - max(self._asked, self._went_on) < self._quiet_seconds:
+            if is_known and time.monotonic() - self._went_on < self._quiet_seconds:
                 return
             self._next, self._newest = None, -math.inf
             if self._replay_endpoint:
