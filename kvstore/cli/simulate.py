@@ -19,6 +19,7 @@ from kvstore.errors import InvalidArgument
 from kvstore.policy.admission import Admission
 from kvstore.policy.window import POLICY_NAMES
 from kvstore.profile.registry import PROFILES, get_profile
+from kvstore.service.process import collect_seldom
 from kvstore.simulate.case import Replay, TtlFrom
 from kvstore.simulate.formats import FORMATS, LoadedLog, load_log
 from kvstore.simulate.log import OnBadLine
@@ -148,6 +149,7 @@ def run(args: argparse.Namespace) -> int:
     simulate_live.check(args)
     if args.live is not None:
         return simulate_live.run(args, lambda: _loaded(args))
+    collect_seldom()
     check_pictures(args.html, args.png)
     question = Question(
         policies=_list(args.policy, "--policy"),
