@@ -48,6 +48,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Run a request log through the index, policies, plans and retention that serve, on the log's own clock and "
         "without payloads. A hit is what is held of a prompt's first blocks; the rate is over all input tokens, from an empty "
         "store. Blocks are those that the log names, a partly filled last one too.",
+        epilog='A log is lines of JSON, as Mooncake publishes them: {"timestamp": 3000, "input_length": 1500, "output_length": 3, '
+        '"hash_ids": [7, 8, 9]}; milliseconds, tokens, and a number for each block of 512 tokens, the same for the same prefix. '
+        "--format has the others.",
     )
     parser.add_argument(
         "log", nargs="+", type=Path, metavar="LOG", help="one log, in one file or several, plain or gzip"
@@ -149,7 +152,8 @@ def run(args: argparse.Namespace) -> int:
     simulate_live.check(args)
     if args.live is not None:
         return simulate_live.run(args, lambda: _loaded(args))
-    collect_seldom()
+    # Nobody waits for its next step, and hardly any of its objects are part of a cycle.
+    collect_seldom(young=50_000)
     check_pictures(args.html, args.png)
     question = Question(
         policies=_list(args.policy, "--policy"),

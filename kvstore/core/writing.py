@@ -123,6 +123,31 @@ def _check_not_over(made: Reservation) -> None:
 
 
 def _check_item(info: NamespaceInfo, index: int, item: ReserveItem) -> None:
+    if not _is_plain(info, item):
+        _check_closely(info, index, item)
+
+
+def _is_plain(info: NamespaceInfo, item: ReserveItem) -> bool:
+    """Whether it is a block of a prompt with nothing to be said against it. Most items are."""
+    key, kind, parent, position, length, to_pool, to_ssd, lineage = item
+    size = info.figures.block_tokens
+    return (
+        kind is ItemKind.BLOCK
+        and type(key) is type(parent) is bytes
+        and len(key) == len(parent) == KEY_BYTES
+        and type(position) is int
+        and position > size
+        and not position % size
+        and parent != info.digest
+        and length == info.figures.block_bytes
+        and to_ssd
+        and not to_pool
+        and lineage in (Lineage.EXACT, Lineage.BOUNDED)
+        and not info.profile.is_keyed
+    )
+
+
+def _check_closely(info: NamespaceInfo, index: int, item: ReserveItem) -> None:
     figures, at = info.figures, f"items[{index}]"
     if info.profile.is_keyed and (item.kind is not ItemKind.BLOCK or item.position != 1):
         raise InvalidArgument(

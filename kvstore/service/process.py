@@ -214,10 +214,10 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, KEPT_FREE_BYTES)
 
 
-def collect_seldom() -> None:
-    """The collector of cycles walks young objects often, and all of them, which holds up everybody for tens of milliseconds where
-    there are many, only after some ten million."""
-    gc.set_threshold(2_000, 10, 500)
+def collect_seldom(young: int = 2_000) -> None:
+    """The collector of cycles walks young objects often, whenever there are so many more, and all of them, which holds up everybody for
+    tens of milliseconds where there are many, only after five thousand times that."""
+    gc.set_threshold(young, 10, 500)
 
 
 @contextmanager

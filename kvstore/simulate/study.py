@@ -152,8 +152,10 @@ class Study:
                 raise InvalidArgument(
                     "unknown policy", field="--policy", value=name, allowed=", ".join(POLICIES)
                 )
-        texts = asked.sizes or ((ALL,) if special or set(names) == {INFINITE} else DEFAULT_SIZES)
         footprint = self.loaded.log.footprint
+        # Of a small log some shares hold no block: those that nobody asked for are left out.
+        shares = [text for text in DEFAULT_SIZES if footprint * int(text.rstrip("%")) >= 100] or [ALL]
+        texts = asked.sizes or ((ALL,) if special or set(names) == {INFINITE} else shares)
         sizes = [parse_capacity(text, footprint=footprint, profile=self.profile) for text in texts]
         model = self.profile or counting_profile(self.loaded.log.block_tokens)
         for text in asked.windows:

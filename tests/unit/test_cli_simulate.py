@@ -47,6 +47,27 @@ def test_without_a_policy_or_a_size_the_table_is_lru_at_four_sizes(
     ]
 
 
+def test_of_a_small_log_sizes_that_hold_nothing_are_not_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+
+    def sizes(blocks: int) -> list[str]:
+        request = {
+            "timestamp": 0,
+            "input_length": 512 * blocks,
+            "output_length": 1,
+            "hash_ids": [*range(blocks)],
+        }
+        log.write_text(json.dumps(request) + "\n")
+        assert main(["simulate", str(log), "--json"]) == 0
+        return [row["size"] for row in json.loads(capsys.readouterr().out)["rows"]]
+
+    assert sizes(100) == ["1%", "3%", "10%", "30%"]
+    assert sizes(12) == ["10%", "30%"]
+    assert sizes(3) == ["all"]
+
+
 def test_retentions_and_window_states_are_without_a_limit_unless_one_is_given(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
