@@ -38,6 +38,7 @@ class Dock:
         self._length = length
         self._begin = begin
         self._mutex = threading.Lock()
+        self._is_shut = self._is_closed = False
         self.bytes = begin + length
         """Of the file, that the service is to have."""
 
@@ -73,19 +74,21 @@ class Dock:
         pause = threading.Event()
         while not is_over():
             with self._mutex:
-                if self._descriptor < 0:
+                if self._is_closed:
                     return False
                 if lock_byte(self._descriptor, lock, alone=True):
+                    self._is_shut = True
                     return True
             pause.wait(LOOK_AGAIN_SECONDS)
         return False
 
     def close(self) -> None:
-        """Closing twice does nothing."""
+        """Closing twice does nothing. One that was shut stays so as long as this process lives: the lock would go with the descriptor,
+        and a service that was stopped right before a write would make it when it goes on."""
         with self._mutex:
-            descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+            was_closed, self._is_closed = self._is_closed, True
+            if not was_closed and not self._is_shut:
+                os.close(self._descriptor)
 
 
 class SessionDock:

@@ -84,7 +84,7 @@ class _Context:
     def begin(self, transfer: Transfer, descriptor: int) -> None:
         """Hand a transfer to the kernel. OSError where it does not take it; then nothing has begun."""
         memory = ctypes.c_char.from_buffer(transfer.view)
-        number = self._free.pop()
+        number = self._free[-1]
         _CONTROL_BLOCK.pack_into(
             self._blocks,
             _CONTROL_BLOCK.size * number,
@@ -101,6 +101,7 @@ class _Context:
             0,
             0,
         )
+        self._free.pop()
         # The kernel writes to this memory or reads from it: it is kept, whatever the caller does.
         self._under_way[number] = (transfer, memory)
         try:

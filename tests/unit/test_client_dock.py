@@ -106,7 +106,9 @@ def test_it_is_shut_when_nobody_writes_any_more(pool: tuple[int, mmap.mmap]) -> 
         assert dock.shut(9, lambda: False)
         assert not dock.shut(10, lambda: True)
         dock.close()
+        dock.close()
         assert not dock.shut(11, lambda: False)
+        assert not lock_byte(writer, 9, alone=False), "shut for good, though it is closed"
         os.close(writer)
 
 
