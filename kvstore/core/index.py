@@ -92,6 +92,8 @@ class BlockIndex:
         self._branches: dict[int, set[int]] = {}
         self._numbers = SlotNumbers()
         self._tables: dict[int, KeyTable] = {}
+        self._newest, self._newest_space, self._newest_key = NO_SLOT, 0, b""
+        """The block that was inserted last, while it is here."""
         self._sizes: dict[int, int] = {}
         """Of tables, those that were asked longest ago first."""
 
@@ -101,6 +103,9 @@ class BlockIndex:
     # ---- reading --------------------------------------------------------------------------------------------
 
     def find(self, space: int, key: bytes) -> int:
+        # Who writes a chain asks for each block's parent, which came right before it.
+        if key == self._newest_key and space == self._newest_space:
+            return self._newest
         table = self._tables.get(space)
         return NO_SLOT if table is None else table.find(key)
 
@@ -215,6 +220,7 @@ class BlockIndex:
         else:
             self.number[slot] = self.number[parent] + 1
             self._adopt(parent, slot)
+        self._newest, self._newest_space, self._newest_key = slot, space, key
         return slot
 
     def fill(self, blocks: Filling) -> NDArray[np.int32]:
@@ -272,6 +278,8 @@ class BlockIndex:
     def remove(self, slot: int) -> None:
         """Take out a childless block; its slot may be given to another."""
         assert self._child[slot] == NO_SLOT, "tails first: a block leaves before its parent"
+        if slot == self._newest:
+            self._newest, self._newest_space, self._newest_key = NO_SLOT, 0, b""
         if self.parent[slot] != NO_SLOT:
             self._disown(self.parent[slot], slot)
         self._tables[self.space[slot]].remove(self._keys[slot], slot)
@@ -326,6 +334,8 @@ class BlockIndex:
         assert len(set(free)) == len(free), "a slot is free twice"
         keyed = {slot: (space, key) for space, table in self._tables.items() for key, slot in table.items()}
         assert keyed.keys() == living, "keys"
+        if self._newest != NO_SLOT:
+            assert keyed[self._newest] == (self._newest_space, self._newest_key), "the newest block"
         children: dict[int, set[int]] = {}
         for slot in living:
             assert keyed[slot] == (self.space[slot], self.key(slot)), "a key and its slot disagree"

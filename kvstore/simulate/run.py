@@ -315,11 +315,12 @@ class Simulation:
 
     def _block_items(self, keys: JoinedKeys, begin: int, end: int) -> list[ReserveItem]:
         size, length = self._log.block_tokens, self._profile.block_bytes
-        parents = [keys[begin - 1] if begin else self._space, *keys[begin:end]]
+        own = list(keys[begin:end])
+        parents = [keys[begin - 1] if begin else self._space, *own]
         return [
             ReserveItem(key, ItemKind.BLOCK, parent, position, length)
             for key, parent, position in zip(
-                keys[begin:end], parents, range((begin + 1) * size, (end + 1) * size, size), strict=False
+                own, parents, range((begin + 1) * size, (end + 1) * size, size), strict=False
             )
         ]
 
