@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -32,6 +32,9 @@ from kvstore_client.link_base import (
 )
 from kvstore_client.spans import CallSpan
 from kvstore_client.values import Deadlines, FetchedItem
+
+BREAK_SECONDS = 0.05
+"""How long a channel may take to know of a break that a call on it has told of."""
 
 T = TypeVar("T")
 
@@ -290,9 +293,14 @@ class AsyncLink(LinkBase):
                 left = deadline - self.now()
 
     async def _reached_again(self, connection: AsyncConnection, left: float) -> bool:
+        channel = connection.channels[0]
         try:
+            # A call may know of the break before its channel does: one made right now would meet it too.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, BREAK_SECONDS)):
+                    await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
             async with asyncio.timeout(min(left, self.deadlines.connect)):
-                await connection.channels[0].channel_ready()
+                await channel.channel_ready()
         except (TimeoutError, grpc.aio.UsageError):
             return False
         return connection.usable()
